@@ -55,22 +55,6 @@ class VgpuCase(base.SimulatedTestCase):
         nvml_vgpu.set_mixed_sizes(self.nvml, self.device(), enable)
 
 
-class TypeTest(VgpuCase):
-    """The static facts of vGPU types."""
-
-    def test_how_many_a_gpu_instance_holds(self):
-        for machine, type_name, expected in (
-                ('rtxpro6000x8', 'DC-1-2Q', 12),
-                ('rtxpro6000x8', 'DC-1-8Q', 3),
-                ('rtxpro6000x8', 'DC-1-24Q', 1),
-                ('dgx-a100-80', 'A100DX-1-10C', 1),
-                ('dgx-a100-80', 'A100DX-8C', None),
-                ('l40sx4', 'L40S-8Q', None)):
-            self.use(machine)
-            self.assertEqual(expected, self.type(type_name).per_instance,
-                             type_name)
-
-
 class MixedSizesTest(VgpuCase):
 
     def test_all_is_free_on_an_idle_gpu_and_costs_no_call(self):

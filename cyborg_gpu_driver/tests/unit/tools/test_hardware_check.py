@@ -194,13 +194,6 @@ class TestFile(base.BaseTestCase):
              'row remapping, recovery action and module id can be read'],
             self.refuted())
 
-    def test_a_file_of_another_program(self):
-        for content in ({**self.found, 'version': 1}, {}, [], 'text'):
-            self.found = content
-            for option in ('--compare', '--anonymise'):
-                code, output = self.run_program(option)
-                self.assertEqual((2, True), (code, self.path in output))
-
     def test_a_recorded_file_without_identities(self):
         gpu = 'GPU-8f9b4e3a-1111-4222-8333-444455556666'
         self.found.update(

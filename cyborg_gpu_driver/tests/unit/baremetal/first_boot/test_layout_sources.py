@@ -22,7 +22,6 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine
 
@@ -51,17 +50,6 @@ class SourcesCase(base.BaseTestCase):
 
 
 class MetadataTest(SourcesCase):
-
-    def test_none(self):
-        for content in ({}, {'ds': None}, {'ds': {'meta_data': {}}},
-                        {'ds': {'meta_data': {'meta': {'x': 'y'}}}}):
-            self.assertEqual(layout_sources.Search(), self.metadata(content))
-
-    def test_a_name(self):
-        found = self.property(' all-1g.10gb\n')
-        self.assertEqual(('all-1g.10gb', f'{self.data}, cyborg_gpu_layout'),
-                         (found.wanted, found.source))
-        self.assertEqual('all-1g.10gb', found.layout)
 
     def test_inline(self):
         for value in ([_ITEM], json.dumps([_ITEM]),
@@ -201,11 +189,6 @@ class FileTest(SourcesCase):
                 stream.write(content)
         return layout_sources.search(
             [layout_sources.in_file(self.path)]).found
-
-    def test_a_staged_file(self):
-        found = self.found(json.dumps(_FILE).encode())
-        self.assertEqual((self.path, 'pair'), (found.source, found.layout))
-        self.assertIsInstance(found.wanted, layout_file.Entry)
 
     def test_malformed(self):
         two = dict(_FILE, **{'mig-configs': {'a': [_ITEM], 'b': [_ITEM]}})

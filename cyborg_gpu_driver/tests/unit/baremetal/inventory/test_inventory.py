@@ -93,16 +93,6 @@ class RoundTripTest(base.BaseTestCase):
             self.assertEqual(all(gpu.visible_to_nvml for gpu in host.gpus),
                              found.asked)
 
-    def test_unhealthy(self):
-        host = inspected.snapshot(self, 't4x4')
-        first, second = (gpu.address for gpu in host.gpus[:2])
-        found = inventory.parse(inspected.sent(
-            host, {0: ['XID_79', 'THERMAL', 'XID_79']}))
-        self.assertEqual(('THERMAL', 'XID_79'), found.conditions[first])
-        self.assertEqual((), found.conditions[second])
-        self.assertEqual(
-            {first: ('too hot', 'XID 79 (fell off the bus)')}, found.unhealthy)
-
     def test_whatever_text_the_hardware_has(self):
         gpu = model.Gpu(
             ADDRESS, '10de', '2330', '0302', model='NVIDIA\n H100\udc80' * 90,
@@ -143,11 +133,6 @@ class ParseTest(base.BaseTestCase):
         return [{**gpu['mig']['profiles'][0], 'profile_id': count,
                  'name': f'{count}g.5gb', 'placements': placements}
                 for count in range(1, number + 1)]
-
-    def test_another_version(self):
-        for version in (2, '1', None, True, 1.5):
-            self.sent['version'] = version
-            self.refused('ramdisk: inventory.version: found ', 'expected 1')
 
     def test_each_place_is_checked(self):
         for path, value, word in (

@@ -124,18 +124,6 @@ class EntryOfTest(base.BaseTestCase):
         for word in words:
             self.assertIn(word, str(error))
 
-    def test_name(self):
-        self.assertEqual('mine.yaml', node.entry_of(
-            'training', self.gpus, [file()]).source)
-        self.assertEqual('all-balanced', node.entry_of(
-            'all-balanced', self.gpus).name)
-
-    def test_items(self):
-        for value, name in ((ITEMS, 'inline'), ({'half': ITEMS}, 'half')):
-            entry = node.entry_of(value)
-            self.assertEqual(name, entry.name)
-            self.assertEqual({'2g.20gb': 3}, entry.sections[0].mig_devices)
-
     def test_malformed(self):
         for value, *words in (
                 (None, 'top level: found nothing; expected the name of a '

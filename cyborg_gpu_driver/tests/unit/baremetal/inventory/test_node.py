@@ -66,13 +66,6 @@ class NodeCase(base.BaseTestCase):
 
 class TraitsTest(NodeCase):
 
-    def test_h100(self):
-        layouts, others = self.traits(self.h100)
-        self.assertEqual(H100, others)
-        self.assertEqual(19, len(layouts))
-        self.assertIn(LAYOUT + 'ALL_3G_40GB', layouts)
-        self.assertIn(LAYOUT + 'ALL_BALANCED', layouts)
-
     def test_a_clique_that_all_gpus_are_in(self):
         clique = '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.3'
         trait = 'CUSTOM_NVLINK_CLIQUE_51D4BA7B_6D2A_4B39_9E4B_1C4A4BD0F1A2_3'

@@ -11,7 +11,6 @@
 # under the License.
 
 import os
-import shutil
 
 import fixtures
 from oslotest import base
@@ -145,31 +144,6 @@ class PciTest(base.BaseTestCase):
         os.unlink(self.tree.path('0000:3b:00.0', 'virtfn2'))
         gpu, = self._gpus()
         self.assertIn('2 of 4', gpu.problems[0])
-
-    def test_types_are_read_again_under_another_driver(self):
-        self._with_vfs(1)
-        address = '0000:3b:01.0'
-        for driver, names in (('nvidia', ['T4-4C']), ('vfio-pci', []),
-                              ('nvidia', ['T4-8C'])):
-            self._set_driver(address, driver)
-            self._set_types(address, names)
-            self._set_driver('0000:3b:00.0', f'of-{driver}-{names}')
-            gpu, = self._gpus()
-            self.assertEqual(
-                names, [item.name for item in gpu.vfs[0].mdev_types])
-
-    def _set_driver(self, address, driver):
-        path = self.tree.path(address, 'driver')
-        if os.path.lexists(path):
-            os.unlink(path)
-        self.tree.link(address, 'driver', f'drivers/{driver}')
-
-    def _set_types(self, address, names):
-        shutil.rmtree(self.tree.path(address, 'mdev_supported_types'),
-                      ignore_errors=True)
-        for number, name in enumerate(names):
-            place = f'{address}/mdev_supported_types/nvidia-{number}'
-            self.tree.add(place, name=f'GRID {name}', available_instances=1)
 
     def test_missing_files_cost_only_themselves(self):
         self.tree.add('0000:01:00.0', **_GPU)
