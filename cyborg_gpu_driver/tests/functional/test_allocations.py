@@ -14,10 +14,6 @@
 
 import uuid
 
-import fixtures
-
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.tests.functional import test_mig
 from demo_lib import client
 
@@ -63,19 +59,3 @@ class AllocationTest(test_mig.OneGpuCase):
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
-    def test_a_bind_goes_on_while_placement_is_silent(self):
-        log = self.useFixture(fixtures.FakeLogger(binder.__name__))
-        agent = self.driver._running()
-        (device,) = agent.report()
-        handles = [(str(handle.address), handle.asked_type,
-                    str(uuid.uuid4()))
-                   for handle in device.deployables[0].handles[:2]]
-        self.assertRaises(exception.BindRefused, self.driver.bind,
-                          *handles[0])
-        with self.no_placement():
-            for each in handles:
-                self.driver.bind(*each)
-        self.assertEqual(2, len(self.placements()))
-        self.assertEqual(1, log.output.count('Binds go on'))
-        for each in handles:
-            self.driver.unbind(*each)

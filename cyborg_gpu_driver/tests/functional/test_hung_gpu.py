@@ -135,20 +135,6 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
-    def test_what_is_given_back_meanwhile_goes_later(self):
-        asked = self.asked(GPU)[0]
-        self.driver.bind(*asked)
-        self.hang()
-        self.timed(self.driver.unbind, *asked)
-        self.assertEqual(['unbinding'], [entry['phase'] for entry
-                                         in self.journal()])
-        self.timed(self.report)
-        self.answer()
-        for _ in range(3):
-            self.report()
-        self.assertEqual([], self.journal())
-        self.assertEqual(([], {}), (self.placements(GPU), self.mdevs(GPU)))
-
     def test_an_agent_ends(self):
         self.hang()
         done = subprocess.run(

@@ -106,14 +106,6 @@ class MeasureTest(InterferenceCase):
         self.assertEqual(json.loads(output),
                          self.rows('predict', '--file', self.path))
 
-    def test_pair_that_fails(self):
-        _, errors = self.measure(
-            '--application', f'a={self.second_fails()}', code=1)
-        self.assertIn('Some pairs failed', errors)
-        row = self.rows('predict', '--file', self.path)[1]
-        self.assertEqual(('failed', 'a: exit code 7'),
-                         (row['Outcome'], row['Problem']))
-
     @unittest.skipUnless(importlib.util.find_spec('matplotlib'),
                          'matplotlib is not installed')
     def test_heat_map(self):
@@ -155,11 +147,6 @@ class MeasureTest(InterferenceCase):
         self.assert_ended(self.pids())
         self.assertEqual(
             ['a'], list(json.loads(self.path.read_text())['alone']))
-
-    def second_fails(self):
-        """A command that succeeds only in its first run."""
-        return (f"sh -c '[ ! -e {self.directory}/fail ] || exit 7; "
-                f": > {self.directory}/fail'")
 
 
 class WrongOptionTest(InterferenceCase):

@@ -57,27 +57,6 @@ class ConfigNovaTest(base.CommandCase):
         self.assertNotIn('OWNER_CYBORG', output)
         self.assertEqual('', errors)
 
-    def test_live_migratable(self):
-        self.assertEqual(9, self.config()[0].count(
-            '"live_migratable": "yes"'))
-        state = f'{self.directory}/machine'
-        machine = simulator.Machine.load('l40sx4', state)
-        for gpu in machine.gpus:
-            machine.change_gpu(gpu.address, migration=False)
-        output, _ = self.config(more=f'simulate_state = {state}\n')
-        self.assertEqual(8, output.count('\ndevice_spec = '))
-        self.assertNotIn('live_migratable', output)
-
-    def test_for_programs(self):
-        found = json.loads(self.config('-f', 'json')[0])
-        self.assertEqual(
-            ['L40S-12Q'], [alias['name'] for alias
-                           in found['pci']['alias']])
-        traits = found['pci']['device_spec'][0]['traits'].split(',')
-        self.assertIn('CUSTOM_GPU_KIND_VGPU', traits)
-        self.assertIn('CUSTOM_NVIDIA_26B9_L40S_12Q', traits)
-        self.assertIn('CUSTOM_GPU_MEMORY_12GB', traits)
-
     def test_functions_keep_what_they_had_before_a_reboot(self):
         gpu = model.PciAddress.parse('0000:16:00.0')
         function = model.PciAddress.parse('0000:16:01.0')
