@@ -146,6 +146,13 @@ class CloudCordonTest(test_disable.DisableCase):
         self.report()
         self.assert_disabled()
 
+    @scope.only_in_all
+    def test_what_is_not_there(self):
+        for arguments in ((gpu_cloud.HOST, '0000:fe:00.0'), ('nowhere', None),
+                          (gpu_cloud.HOST, 'x')):
+            self.assertRaises(exception.GpuDriverError, cordons.find,
+                              self.cloud_of_operator, *arguments)
+
     def drain(self, *arguments, code=0):
         return self.rows(osc_cordons.DrainGpu, SECOND, '--reason', 'a move',
                          *arguments, code=code)
@@ -177,6 +184,17 @@ class CloudCordonTest(test_disable.DisableCase):
                                         '--ignore-consent'))
         self.assert_disabled()
         self.assertEqual({}, self.mdevs(SECOND))
+
+    @scope.only_in_all
+    def test_a_server_that_was_shelved_before_stays_shelved(self):
+        shelved, gone = self.boot_on_both(gpu_movable='true')
+        self.compute.servers.pop(gone)
+        self.cloud.unbind(self.compute._bound.pop(gone)[1])
+        self.compute.servers[shelved]['status'] = 'SHELVED'
+        self.close(SECOND)
+        self.assertEqual([], self.drain('--migrate'))
+        self.assertEqual('SHELVED_OFFLOADED',
+                         self.compute.servers[shelved]['status'])
 
     @scope.only_in_all
     def test_a_planned_reboot(self):

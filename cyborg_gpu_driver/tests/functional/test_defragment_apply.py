@@ -169,3 +169,14 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual({'ACTIVE'}, {
             server['status'] for server in self.compute.servers.values()})
 
+    @scope.only_in_all
+    def test_a_plan_that_does_not_hold_moves_nothing(self):
+        plan, applying = self.run_plan()
+        self.compute.boot(self.half, 'late')
+        self.compute.boot(self.half, 'later')
+        self.report()
+        error = self.assertRaises(
+            exception.CloudError, applying.run, plan)
+        self.assertIn('no longer makes room', str(error))
+        self.assertEqual([], self.said)
+

@@ -12,11 +12,13 @@
 
 """What the installed release of Cyborg has and lacks."""
 
+
 from oslo_config import cfg
 from testtools import matchers
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.doctor import facts
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from demo_lib import client
@@ -64,3 +66,10 @@ class CredentialsTest(gpu_cloud.GpuTestCase):
                                   type(self.driver))
         self.assertIn('[placement] auth_type = None', str(error))
 
+    @scope.only_in_all
+    def test_a_section_of_their_own_will_do(self):
+        conf = cfg.CONF
+        for name, value in (('auth_type', None), ('auth_section', 'other')):
+            conf.set_override(name, value, group='placement')
+            self.addCleanup(conf.clear_override, name, group='placement')
+        type(self.driver)()

@@ -46,6 +46,11 @@ class InventoriesTest(base.BaseTestCase):
             gpu.address for gpu in self.node.live.host().gpus)
         self.addCleanup(pynvml.nvmlLib.machine.uninstall)
 
+    def test_what_drains_is_left_out(self):
+        first, *others = self.node.inventories(self.gpu)
+        self.node.draining = frozenset({first.provider})
+        self.assertEqual(tuple(others), self.node.inventories(self.gpu))
+
     def test_what_gets_other_handles_is_withdrawn_until_the_report(self):
         """Cyborg still has the former handles, which no bind accepts."""
         first = self.node.inventories(self.gpu)

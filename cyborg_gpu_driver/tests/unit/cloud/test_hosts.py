@@ -16,6 +16,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.tests.unit.cloud import samples
@@ -28,6 +29,7 @@ _FOUND = (
     samples.provider('passthrough', '0000:0f:00.0', total=1, traits=_TRAITS),
     samples.provider(host='compute2'), samples.provider(host='compute3'))
 _ABLE = {'root-compute1': 'compute1', 'root-compute2': 'compute2'}
+_UP = facts.Service('compute1')
 _ARQ = {'uuid': 'arq', 'state': 'Bound', 'device_profile_name': 'slice',
         'hostname': 'compute1', 'device_rp_uuid': 'rp',
         'attach_handle_type': 'MDEV', 'attach_handle_uuid': 'handle',
@@ -64,6 +66,19 @@ class HostsTest(base.BaseTestCase):
                          (gpu(0).mode, gpu(0).roles))
         self.assertEqual('MIG', gpu(1).mode)
         self.assertEqual((), self.build()['compute1'].gpus[0].roles)
+
+    def test_which_are_usable(self):
+        def usable(**kwargs):
+            return [name for name, host in self.build(**kwargs).items()
+                    if host.usable]
+
+        self.assertEqual(['compute1', 'compute2'], usable())
+        self.assertEqual(['compute2'], usable(disabled=['root-compute1']))
+        self.assertEqual(['compute1', 'compute2'], usable(
+            services_={'compute1': _UP}))
+        down = facts.Service('compute2', up=False)
+        self.assertEqual(['compute1'], usable(
+            services_={'compute1': _UP, 'compute2': down}))
 
 
 class ServersTest(base.BaseTestCase):

@@ -54,6 +54,12 @@ class FollowingTest(base.BaseTestCase):
         self.assertEqual(Step.STUCK, self.next(
             'SHELVED_OFFLOADED', Step.SHELVE, Step.UNSHELVE, host=None))
 
+    def test_a_server_that_somebody_else_unshelves(self):
+        self.assertEqual(Step.DONE, self.next('ACTIVE', Step.SHELVE,
+                                              was_away=True))
+        self.assertEqual(Step.STUCK, self.next(
+            'ACTIVE', Step.SHELVE, was_away=True, unshelve=False))
+
 
 class MoveTest(base.BaseTestCase):
 
