@@ -13,6 +13,7 @@
 """What an inspection finds on nodes of several kinds."""
 
 import pynvml
+from ironic.common import exception
 
 from cyborg_gpu_driver.tests.ironic import inspection_case
 from cyborg_gpu_driver.tests.unit.host.nvml import test_clique
@@ -78,6 +79,18 @@ class InspectionTest(inspection_case.InspectionCase):
         self.machine('t4x4')
         self.sent()
         self.assertEqual(0, pynvml._nvmlLib_refcount)
+
+    def test_bus_that_cannot_be_read(self):
+        self.without_simulation()
+        functions = self.directory / 'sys' / 'bus' / 'pci' / 'devices'
+        functions.rmdir()
+        functions.symlink_to(functions)
+        sent = self.sent()
+        self.assertNotIn('nvidia_gpus', sent)
+        self.assertIn('NVIDIA GPUs: PCI functions', sent['error'])
+        error = self.assertRaises(exception.HardwareInspectionFailure,
+                                  self.process, sent)
+        self.assertIn('NVIDIA GPUs: PCI functions', str(error))
 
 
 class NoDriverTest(inspection_case.InspectionCase):

@@ -157,6 +157,14 @@ class ResourceClassTest(HookCase):
         self.assertEqual((self.NAME, self.NAME),
                          (self.node.resource_class, self.suggested()))
 
+    def test_set_leaves_one_that_is_there(self):
+        self.option(resource_class='set')
+        self.node.resource_class = 'mine'
+        self.node.save()
+        self.process(self.data)
+        self.assertEqual(('mine', self.NAME),
+                         (self.node.resource_class, self.suggested()))
+
 
 class MalformedTest(HookCase):
 
@@ -214,4 +222,11 @@ class PciDevicesTest(HookCase):
             'vendor_id': '0x10de', 'product_id': '0x2330',
             'class': 'DisplayController', 'revision': '0xa1'}]})
         self.assertEqual(before, self.traits)
+
+    def test_neither(self):
+        self.process(self.data)
+        before = (self.traits, self.node.properties)
+        self.process({})
+        self.assertEqual(before, (self.traits, self.node.properties))
+        self.assertIn('its GPUs are unknown', self.log.output)
 

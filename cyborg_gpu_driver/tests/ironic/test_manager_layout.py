@@ -173,6 +173,11 @@ class NoNvmlTest(LayoutCase):
 
 class ImageTest(LayoutCase):
 
+    def test_no_program(self):
+        self.make_image()
+        self.fails(_HALVES, 'the deployed image: there is no cyborg-gpu',
+                   '/usr/local/bin/cyborg-gpu', 'build an image that contains')
+
     def test_not_needed(self):
         self.make_image()
         self.clear()
@@ -184,6 +189,11 @@ class ImageTest(LayoutCase):
         self.assertEqual('off after a reboot', self.deploy(
             'all-disabled')['gpus'][0]['mig_mode'])
         self.fails('all-enabled', 'there is no cyborg-gpu')
+
+    def test_no_root(self):
+        self.image.mkdir()
+        self.fails(_HALVES, 'no partition has /etc/systemd/system',
+                   'without LVM')
 
 
 class ServiceTest(LayoutCase):

@@ -84,9 +84,16 @@ class RefusedTest(case.PluginTest):
                 settings['CYBORG_GPU_POLICY_a'] = options
             self.refused(expected, **settings)
 
+    def test_the_other_order_of_plugins(self):
+        self.refused("needs Cyborg's plugin before it", WITHOUT_CYBORG='1')
+
     def test_nova_without_service_tokens(self):
         self.refused('NOVA_USE_SERVICE_TOKEN=False: Cyborg refuses every '
                      'bind', NOVA_USE_SERVICE_TOKEN='False')
+
+    def test_virt_drivers_without_accelerators(self):
+        self.refused('VIRT_DRIVER=ironic does not support accelerators: '
+                     'expected libvirt or fake', VIRT_DRIVER='ironic')
 
     def test_a_simulated_gpu_for_a_guest(self):
         settings = {'VIRT_DRIVER': 'libvirt', 'CYBORG_GPU_SIMULATE': 'auto'}

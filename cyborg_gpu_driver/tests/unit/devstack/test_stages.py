@@ -98,6 +98,11 @@ class PhasesTest(case.PluginTest):
         for gone in ('gpu_policy', 'policies', 'os_cloud'):
             self.assertNotIn(gone, self.configuration())
 
+    def test_nothing_where_cyborg_is_not(self):
+        record = self.stack(settings=case.SIMULATED, services='n-api,n-cpu')
+        self.assertEqual({'phase'}, {call[0] for call in record})
+        self.assertNotIn('gpu', self.configuration())
+
     def test_a_controller_gets_no_driver(self):
         record = self.stack(settings=case.SIMULATED,
                             services='n-api,cyborg-api,cyborg-cond')
@@ -152,6 +157,13 @@ class PhasesTest(case.PluginTest):
         self.assertIn('cyborg_gpu_driver.nova.weigher.GpuWeigher',
                       conf.filter_scheduler.weight_classes)
         self.assertEqual('quiet', conf.gpu_weigher.placement)
+
+    def test_a_compute_node_makes_nothing_in_the_cloud(self):
+        record = self.stack(settings=case.SIMULATED,
+                            services='n-cpu,cyborg-agent')
+        self.assertIn(('setup_develop', '-bindep', str(case.ROOT)), record)
+        self.assertEqual([], after(record, 'extra'))
+        self.assertNotIn('keystone_authtoken', self.configuration())
 
 
 class DriversTest(case.PluginTest):
@@ -251,6 +263,13 @@ class MachineTest(case.PluginTest):
         self.assertEqual(
             unit, self.unit.read_text(encoding='utf-8').splitlines())
 
+    def test_is_warned_of_a_second_driver(self):
+        self.stack('post-config', settings={
+            **case.REAL,
+            'CYBORG_ENABLED_DRIVERS': 'fake_driver,nvidia_gpu_driver'})
+        self.assertIn('warning: CYBORG_ENABLED_DRIVERS has nvidia_gpu_driver',
+                      self.done.stderr)
+
     def test_offers_whole_gpus_unless_told_otherwise(self):
         record = self.stack('extra', services='n-api,cyborg-api',
                             settings=case.REAL)
@@ -283,6 +302,27 @@ class ResourcesTest(case.PluginTest):
               '20', '--vcpus', '4', 'g1.slice'),
              ('openstack', 'flavor', 'set', '--property',
               'accel:device_profile=slice', 'g1.slice')], record[1:])
+
+    def test_are_left_out_where_that_is_asked_for(self):
+        self.assertEqual([], self.extra(CYBORG_GPU_PROFILE='',
+                                        CYBORG_GPU_FLAVOR=''))
+        self.assertEqual(
+            ['wait_for_service', 'openstack'],
+            [call[0] for call in self.extra(CYBORG_GPU_FLAVOR='')])
+
+    def test_a_name_that_is_part_of_another_is_none(self):
+        (self.work / 'profiles').write_text('gpu-old\nxgpu\n',
+                                            encoding='utf-8')
+        self.assertEqual(
+            ('openstack', 'accelerator', 'device', 'profile', 'create'),
+            self.extra()[1][:5])
+
+    def test_a_silent_api_is_said(self):
+        self.devstack('stack', 'extra', services=self.SERVICES,
+                      settings={**case.SIMULATED, 'API_IS_DOWN': 'True'})
+        self.assertNotEqual(0, self.done.returncode)
+        self.assertIn('die: cyborg-api does not answer at '
+                      'http://192.0.2.1/accelerator/v2', self.done.stderr)
 
     def test_what_nobody_offers_is_said(self):
         self.stack('post-config', 'extra', services='cyborg-agent',
