@@ -55,6 +55,24 @@ class ExporterTest(base.CommandCase):
             self.assertIn('cyborg_gpu_exporter_build_info', stream.read())
         self.assertEqual(['gpus.prom'], os.listdir(self.directory))
 
+    def test_with_values_of_the_hardware(self):
+        self.run_program('--simulate', 'l40sx4', 'exporter', '--nvml',
+                         '--textfile', self.path)
+        with open(self.path, encoding='utf-8') as stream:
+            text = stream.read()
+        self.assertEqual(4, text.count('\ncyborg_gpu_power_watts{'))
+        # GDDR memory has no temperature sensor of its own.
+        self.assertNotIn('\ncyborg_gpu_memory_temperature_celsius{', text)
+
+    def test_with_the_servers_of_libvirt(self):
+        self.run_program('--simulate', 'l40sx4', 'exporter', '--libvirt',
+                         '--textfile', self.path)
+        self.assertEqual(['gpus.prom'], os.listdir(self.directory))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.domains.MODULE', 'no_such_module'))
+        self.assertIn('python3-libvirt', self.refusal(
+            '--libvirt', '--textfile', self.path))
+
     def test_a_disk_that_is_full_for_a_while(self):
         """Later writes are retried; an error in the first ends the command.
         """
@@ -95,6 +113,14 @@ class ExporterTest(base.CommandCase):
         error = self.refusal('--listen', place)
         self.assertIn(f'--listen {place!r}', error)
         self.assertIn('in use', error)
+
+    def test_addresses(self):
+        for text, expected in (('127.0.0.1:9836', ('127.0.0.1', 9836)),
+                               (':1', ('', 1)), ('[::1]:2', ('::1', 2))):
+            self.assertEqual(expected, exporter.address(text))
+        for text in ('9836', 'host', 'host:', 'host:x', '::1:2', ':65536',
+                     'host:\u0661'):
+            self.assertRaises(exception.InvalidValue, exporter.address, text)
 
 
 class ServeTest(test_base.BaseTestCase):
@@ -138,6 +164,17 @@ class ServeTest(test_base.BaseTestCase):
         self.assertRaises((ConnectionError, http.client.HTTPException),
                           self.get)
 
+    def test_a_key_in_the_file_of_the_certificate(self):
+        certificate, key = _certificate(self.directory)
+        both = os.path.join(self.directory, 'both.pem')
+        with open(both, 'wb') as stream:
+            for path in (key, certificate):
+                with open(path, 'rb') as part:
+                    stream.write(part.read())
+        self.serve(both)
+        self.assertEqual(200, self.get(ssl.create_default_context(
+            cafile=certificate))[0])
+
     def test_clients_with_certificates(self):
         certificate, key = _certificate(self.directory)
         client = _certificate(self.directory, 'client')
@@ -160,6 +197,14 @@ class ServeTest(test_base.BaseTestCase):
         clients = [self.silent() for _ in range(50)]
         self.assertEqual(200, self.get()[0])
         self.assertEqual(50, len(clients))
+
+    def test_clients_that_say_nothing_are_left(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{exporter.__name__}._SECONDS', 0.05))
+        self.serve()
+        self.assertEqual(b'', self.silent().recv(1))
+        self.serve(*_certificate(self.directory))
+        self.assertEqual(b'', self.silent().recv(1))
 
     def test_records_that_may_not_be_read(self):
         self.serve()

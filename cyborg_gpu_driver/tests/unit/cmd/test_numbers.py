@@ -192,6 +192,10 @@ class MixedTest(NumberCase):
         self.assertEqual([None] * 3, [row['error']
                                       for row in json.loads(output)])
 
+    def test_one_that_is_chosen_by_number_is_not(self):
+        _, errors = self.layout('apply', '1', code=1)
+        self.assertIn('does not support MIG', errors)
+
     def test_first_boot(self):
         path = self.write('one.yaml', 'version: v1\nmig-configs:\n'
                           + self.entry(_ALL).partition('  "all-off"')[0])

@@ -22,6 +22,7 @@ import tarfile
 
 import fixtures
 
+from cyborg_gpu_driver.cmd import support_bundle
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
@@ -111,6 +112,12 @@ class BundleTest(base.CommandCase):
                 self.assertNotIn(secret, text, name)
         self.assertIn('connecting with *** and ***', files['agent-log.txt'])
 
+    def test_an_existing_file_is_not_replaced(self):
+        pathlib.Path(self.path).write_text('mine')
+        output, _ = self.bundle(code=1)
+        self.assertIn('File exists; give another path', output)
+        self.assertEqual('mine', pathlib.Path(self.path).read_text())
+
     def test_a_link_is_not_followed(self):
         os.symlink(os.path.join(self.directory, 'target'), self.path)
         output, _ = self.bundle(code=1)
@@ -139,4 +146,16 @@ class BundleTest(base.CommandCase):
         _, files = self.bundle()
         self.assertEqual({}, json.loads(files['index.json'])['missing'])
         self.assertIn('no answer', files['doctor.json'])
+
+
+class LogTest(base.CommandCase):
+
+    def test_only_the_end_is_taken(self):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'log')
+        pathlib.Path(path).write_bytes(b'x' * 10 + b'end')
+        self.assertEqual('xend', support_bundle._tail(path, 4))
+        self.assertRaises(OSError, support_bundle._tail,
+                          os.path.dirname(path), 4)
+        os.mkfifo(f'{path}.pipe')
+        self.assertRaises(OSError, support_bundle._tail, f'{path}.pipe', 4)
 

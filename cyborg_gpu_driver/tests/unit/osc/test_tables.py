@@ -142,6 +142,10 @@ class FlatTest(AnswerCase):
         for repr_ in ('None', "['", "{'", '["'):
             self.assertNotIn(repr_, text, name)
 
+    def lists(self):
+        return [name for name in self.arguments
+                if name not in ('explain', 'host show')]
+
     def test_csv(self):
         for name in ('explain', 'host show'):
             del self.arguments[name]
@@ -149,6 +153,15 @@ class FlatTest(AnswerCase):
             heads, *rows = csv.reader(io.StringIO(output))
             self.assert_plain(name, output)
             self.assertEqual({len(heads)}, {len(row) for row in rows})
+
+    def test_shell(self):
+        for name in self.lists():
+            del self.arguments[name]
+        found = self.run_all('-f', 'shell')
+        self.assertIn('disabled_reason=""\n', found['host show'])
+        self.assertIn('usable="True"\n', found['host show'])
+        for name, output in found.items():
+            self.assertNotIn('None', output, name)
 
     def test_json_has_types(self):
         found = {name: json.loads(output) for name, output

@@ -131,6 +131,12 @@ class CordonTest(CordonCase):
         self.assertRegex(
             errors, f'GPU {self.one}: Placement was not updated: .*broken')
 
+    def test_who_used_sudo(self):
+        self.useFixture(fixtures.EnvironmentVariable('SUDO_USER', 'ann'))
+        self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 0))
+        self.cordon(str(self.one))
+        self.assertEqual('ann', self.gpu_cordons.of(self.one)[0].who)
+
 
 class WaitTest(CordonCase):
 

@@ -17,6 +17,8 @@ import os
 
 import fixtures
 
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -88,6 +90,14 @@ class PrepareTest(base.CommandCase):
             self.assertEqual('not ready', row['result'])
             self.assertIn('4711', row['reason'])
         self.assertEqual([], self.vgpus())
+
+    def test_gpu_that_was_reported_whole(self):
+        path = store.Store(self.state_path).path(model.PciAddress.parse(GPU))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{}')
+        row = self.prepare(GPU, code=1)[GPU]
+        self.assertIn('is not a cyborg-gpu GPU', row['reason'])
 
     def test_restore_does_it_too_and_says_so(self):
         output, errors = self.run_on_host('layout', 'restore')

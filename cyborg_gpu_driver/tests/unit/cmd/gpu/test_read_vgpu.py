@@ -15,7 +15,9 @@
 import uuid
 
 import fixtures
+from oslotest import base as oslotest_base
 
+from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
@@ -133,4 +135,16 @@ class SharedInstanceTest(VgpuCase):
             [(None, None), ('fixed-share', 3_000_000)],
             [(item['vgpu_scheduler'], item['vgpu_time_slice_ns'])
              for item in shown['mig_instances']])
+
+
+class NameTest(oslotest_base.BaseTestCase):
+
+    def test_a_type_that_only_sysfs_lists(self):
+        gpu = model.Gpu(
+            model.PciAddress.parse(_T4), '10de', '1eb8', '0302',
+            mdev_types=(model.MdevType('nvidia-231', 'T4-2B', 5),),
+            mdevs=tuple(model.Mdev(uuid, model.PciAddress.parse(_T4), kind)
+                        for uuid, kind in (('a', 'nvidia-231'),
+                                           ('b', 'nvidia-9'))))
+        self.assertEqual({'T4-2B': 1, 'nvidia-9': 1}, show.partitions(gpu))
 

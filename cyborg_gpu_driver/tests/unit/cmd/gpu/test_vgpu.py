@@ -12,6 +12,7 @@
 
 """``cyborg-gpu vgpu list`` and ``vgpu clean`` as a person runs them."""
 
+import io
 import json
 import os
 
@@ -59,6 +60,10 @@ class VgpuCase(base.CommandCase):
 
     def listed(self, *arguments):
         return json.loads(self.vgpu('list', '-f', 'json', *arguments)[0])
+
+    def answer(self, text):
+        """Set the text that a person types when a command asks."""
+        self.useFixture(fixtures.MonkeyPatch('sys.stdin', io.StringIO(text)))
 
     def names(self):
         with self.machine.operation():
@@ -129,6 +134,12 @@ class MdevTest(VgpuCase):
         self.assertIn('There is no vGPU other', errors)
         self.assertEqual(_UUIDS[:2], self.names())
 
+    def test_what_a_process_has_open_is_no_orphan(self):
+        self.machine.open_vfio(_UUIDS[1], 4711)
+        self.vgpu('clean', '--orphans', '--without-cloud', '--yes')
+        self.assertEqual(_UUIDS[:2], self.names())
+        self.assertEqual((), self.machine.damage)
+
     def test_what_does_not_go(self):
         remove = privileged_vgpu.remove_mdev
 
@@ -153,6 +164,17 @@ class MdevTest(VgpuCase):
                               '--yes', code=1)
         self.assertIn(f'{_UUIDS[1]} was not removed: ', errors)
         self.assertEqual(_UUIDS, self.names())
+
+    def test_it_asks(self):
+        for text in ('', 'n\n', '\n', 'maybe\n'):
+            self.answer(text)
+            _, errors = self.vgpu('clean', _UUIDS[1], code=1)
+            self.assertIn(_UUIDS[1], errors)
+            self.assertIn('[y/N]', errors)
+            self.assertEqual(_UUIDS, self.names())
+        self.answer('y\n')
+        self.vgpu('clean', _UUIDS[1])
+        self.assertEqual([_UUIDS[0], _UUIDS[2]], self.names())
 
     def test_names_or_orphans(self):
         for arguments in ((), ('--orphans', _UUIDS[1])):

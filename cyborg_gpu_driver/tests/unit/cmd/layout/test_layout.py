@@ -50,6 +50,14 @@ class ApplyTest(layouts.LayoutCase):
         self.layout('apply', '--layout-file', '-', '-c', 'halves')
         self.assert_layout('halves')
 
+    def test_options_from_mig_parteds_environment(self):
+        self.useFixture(fixtures.EnvironmentVariable(
+            'MIG_PARTED_CONFIG_FILE', self.file))
+        self.useFixture(fixtures.EnvironmentVariable(
+            'MIG_PARTED_SELECTED_CONFIG', 'halves'))
+        self.layout('apply')
+        self.layout('plan')
+
     def test_only_entry_needs_no_name(self):
         output, _ = self.layout('export')
         self.layout('plan', '--layout-file', self.write('now.yaml', output))
@@ -236,6 +244,15 @@ class HooksTest(layouts.LayoutCase):
         self.assertEqual([], self.instances(0))
         self.assertEqual(['x', 'end'], [line[0] for line in self.told()])
 
+    def test_what_became_of_the_gpus_is_told_whatever_the_last_hook(self):
+        path = self.hooks(f"""
+            apply-exit: [{{command: {self.script(3)}, args: [end]}}]
+            """)
+        output, errors = self.apply('halves', '-k', path, code=1)
+        self.assertIn('changed', output)
+        self.assertIn('exit code 3', errors)
+        self.assertEqual(2, len(self.instances(0)))
+
     def test_a_hook_that_does_not_end_is_killed(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.cmd.layout.hooks.SECONDS', 1))
@@ -255,6 +272,13 @@ class HooksTest(layouts.LayoutCase):
         poll = select.poll()
         poll.register(reader, 0)
         self.assertEqual([(reader, select.POLLHUP)], poll.poll(60000))
+
+    def test_no_shell_reads_the_arguments(self):
+        path = self.hooks("""
+            apply-start: [{command: echo, args: ["$(touch X)", "*"]}]
+            """)
+        _, errors = self.apply('off', '-k', path)
+        self.assertIn('$(touch X) *', errors)
 
     def test_bad_hooks_file(self):
         for text, word in (

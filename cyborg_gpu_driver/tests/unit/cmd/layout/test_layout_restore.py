@@ -47,6 +47,17 @@ class RestoreTest(layouts.LayoutCase):
         self.assertIn(f"--checkpoint-file '{path}.not' is not valid: there "
                       'is no such file', errors)
 
+    def test_nothing_to_restore(self):
+        output, _ = self.layout('restore', '-o', 'json')
+        self.assertEqual({'unchanged'}, {
+            row['status'] for row in json.loads(output)})
+
+    def test_checkpoint_of_a_gpu_that_is_gone(self):
+        self.apply('halves')
+        self.machine().bind_driver(layouts.GPU, 'vfio-pci')
+        _, errors = self.layout('restore', code=1)
+        self.assertIn(layouts.GPU, errors)
+
 
 class SeveralGpusTest(base.CommandCase):
     """While one GPU gets its virtual functions, NVML is closed for all."""

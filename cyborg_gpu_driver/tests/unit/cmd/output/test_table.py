@@ -102,6 +102,24 @@ class DefaultTableTest(base.CommandCase):
         line = self.printed(*arguments, '--print-empty').splitlines()[1]
         return [cell.strip() for cell in line.strip('|').split('|')]
 
+    def test_columns_that_a_person_names_are_not_folded(self):
+        output, _ = self.run_program(
+            '--simulate', 'mixed', 'offer', 'list', '-c', 'address', '-c',
+            'profile', '-c', 'reported', '-c', 'problem')
+        self.assertIn('| bound to nvidia; it will be offered when it is bound '
+                      'to vfio-pci |', output)
+
+    def test_a_width_that_a_person_names(self):
+        for line in self.printed('--simulate', 'mixed', 'doctor',
+                                 '--max-width', '120').splitlines():
+            self.assertLessEqual(len(line), 120)
+
+    def test_a_column_that_is_not_shown_sorts(self):
+        lines = self.run_program(
+            '--simulate', self.part('dgx-a100-80'), 'gpu', 'list',
+            '--sort-column', 'index', '--sort-descending')[0].splitlines()
+        self.assertIn('0000:0f:00.0', lines[3])
+
 
 class FlatFormatTest(base.CommandCase):
     """CSV and ``value`` have only texts and numbers."""

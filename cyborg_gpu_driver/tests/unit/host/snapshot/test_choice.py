@@ -12,6 +12,7 @@
 
 """Which GPU a user means, and in which state the GPU is."""
 
+import dataclasses
 import errno
 
 import pynvml
@@ -65,6 +66,13 @@ class FindTest(ReadCase):
                      '00000000:4B:00.0', uuid, uuid.upper(), uuid.lower()):
             self.assertEqual(_SECOND, self.found(text), text)
 
+    def test_what_there_is_not(self):
+        self.refused('99', 'there is no GPU 99; this host has 0 to 3')
+        self.refused('0000:fe:00.0', 'no GPU 0000:fe:00.0', _FIRST)
+        self.refused('fe:00.0', 'no GPU fe:00.0', _FIRST)
+        self.refused('GPU-1', 'no GPU GPU-1', _FIRST)
+        self.refused('0', 'has no NVIDIA GPU', host=model.Host())
+
     def test_what_names_no_gpu(self):
         for text in ('', 'x', '-1', '1.5', '٣', '4b:00', 'all', '4b:00.0 '):
             self.refused(text, 'expected an index')
@@ -77,6 +85,15 @@ class FindTest(ReadCase):
         uuid = self.machine.gpu(_FIRST).spec.uuid
         self.machine.lose_gpu(_FIRST)
         self.refused(uuid, f'does not return the UUID of GPU 0 ({_FIRST})')
+
+    def test_two_domains(self):
+        host = self.reader.snapshot()
+        twin = dataclasses.replace(host.gpus[0], address=(
+            model.PciAddress.parse(f'0001{_FIRST[4:]}')))
+        host = dataclasses.replace(host, gpus=(*host.gpus, twin))
+        self.refused(_FIRST[5:], 'several PCI domains', host=host)
+        self.assertEqual(str(twin.address),
+                         self.found(str(twin.address), host))
 
     def test_numbers_stay(self):
         self.machine.lose_gpu(_FIRST)
@@ -154,4 +171,3 @@ class StateTest(ReadCase):
         self.assertEqual(condition.PARTLY, self.state())
         gpu = self.reader.snapshot().gpus[0]
         self.assertEqual('', condition.obstacle(gpu))
-
