@@ -36,7 +36,7 @@ class MigrationCase(gpu_cloud.GpuTestCase):
         self.reporting = self.report_in_tree
         super().start(**overrides)
         self.reporting = super().report
-        self.log = self.useFixture(fixtures.FakeLogger(level='INFO'))
+        self.useFixture(fixtures.FakeLogger(level='INFO'))
 
     def report(self):
         self.reporting()

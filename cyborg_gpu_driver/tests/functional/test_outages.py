@@ -21,8 +21,6 @@ import os
 import fixtures
 import pynvml
 
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.functional import outages
 from demo_lib import nova_part
 
@@ -77,7 +75,7 @@ class PartlyReadTest(outages.OutageCase):
         self.assert_all_right()
 
 
-class DiskCase(outages.OutageCase):
+class FullDiskTest(outages.OutageCase):
 
     def start(self, **overrides):
         self.hardware_directory = self.useFixture(fixtures.TempDir()).path
@@ -85,13 +83,6 @@ class DiskCase(outages.OutageCase):
         self.disk = self.useFixture(outages.SmallDisk(self.state_path))
         if self.disk.refusal:
             self.skipTest(f'no disk can be mounted: {self.disk.refusal}')
-
-    @property
-    def address(self):
-        return model.PciAddress.parse(self.gpu)
-
-    def record(self):
-        return store.Store(self.state_path).read(self.address)
 
     def files(self):
         return sorted(
@@ -116,9 +107,6 @@ class DiskCase(outages.OutageCase):
             self.assertEqual([], self.lines())
         self.assert_bind_fails()
         self.assertNotIn('Traceback', self.log.output)
-
-
-class FullDiskTest(DiskCase):
 
     def test_binds_fail_and_unbinds_are_made_up_for(self):
         files = self.files()

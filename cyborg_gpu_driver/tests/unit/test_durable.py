@@ -167,6 +167,22 @@ class DurableTest(base.BaseTestCase):
         durable.make_file(os.path.join(self.directory, 'lock'))
         self.assertEqual(0, os.stat(target).st_uid)
 
+    def test_a_link_that_leads_nowhere_is_no_file(self):
+        path = os.path.join(self.directory, 'lock')
+        os.symlink(os.path.join(self.directory, 'nowhere'), path)
+        self.assertRaises(FileNotFoundError, durable.make_file, path)
+        self.assertEqual(['lock'], os.listdir(self.directory))
+
+    def test_the_same_trouble_has_the_same_text(self):
+        with open(os.path.join(self.directory, 'below'), 'w',
+                  encoding='utf-8'):
+            pass
+        for make in (lambda: durable.write(self.path, 'thing', 1, 1),
+                     lambda: durable.write('/proc/self/x', 'thing', 1, 1)):
+            texts = {str(self.assertRaises(exception.JournalError, make))
+                     for _ in range(2)}
+            self.assertEqual(1, len(texts), texts)
+
     def test_leftovers_are_unfinished_writes_of_that_file(self):
         durable.write(self.path, 'thing', 1, 1)
         for name in ('file.json.x.new', 'other.json.x.new'):

@@ -11,6 +11,7 @@
 # under the License.
 """The errors of documents that do not follow their schema."""
 
+
 import hypothesis
 import jsonschema
 from hypothesis import strategies
@@ -149,6 +150,22 @@ class CheckTest(base.BaseTestCase):
             self.assertIn(said, self.said({'name': 'a', 'ram': value}))
         self.assertIn(f"unknown key '{'x' * 60}'... (100 characters);",
                       self.said({'x' * 100: 1}))
+
+    def test_what_grows_when_it_is_written(self):
+        """As with YAML aliases. The value is neither searched nor printed."""
+        value = ['x']
+        for _level in range(40):
+            value = [value] * 9
+        recursive = []
+        recursive.append(recursive)
+        text = ['x' * 1000000] * 1000
+        for odd, said in ((value, 'more than can be read'),
+                          (recursive, 'nested too deeply'),
+                          (text, 'more than can be read'),
+                          ({'a': [(text,)]}, 'more than can be read'),
+                          ([1 << 99999], 'a number out of range')):
+            self.assertIn(f'f.yaml: top level: {said}; expected at most ',
+                          self.said(odd))
 
     def test_many_items_are_compared_in_linear_time(self):
         items = [str(number) for number in range(200000)]

@@ -112,6 +112,15 @@ class PoliciesTest(base.BaseTestCase):
         self.assertIsNone(settings.policy_for(_gpu(uuid='GPU-abd')))
         self.assertIsNotNone(settings.policy_for(_gpu(uuid='GPU-abc')))
 
+    def test_ignored_devices_by_address_and_by_uuid(self):
+        settings = self.read('''
+            [gpu]
+            ignored_devices = 0000:0F:00.0, gpu-ABC
+            ''')
+        self.assertIsNone(settings.policy_for(_gpu('0000:0f:00.0')))
+        self.assertIsNone(settings.policy_for(_gpu(uuid='GPU-abc')))
+        self.assertIsNotNone(settings.policy_for(_gpu(uuid='GPU-abd')))
+
     def test_a_model_may_be_matched_by_pci_device_id(self):
         settings = self.read('''
             [gpu]
@@ -198,6 +207,17 @@ class PoliciesTest(base.BaseTestCase):
                 ''').policies
             self.assertEqual((('L40S-12Q', 2), ('L40S-24Q', 1)),
                              one.fixed_vgpus)
+
+    def test_counts_that_are_none(self):
+        for option in ('max_instances', 'fixed_vgpus'):
+            for value in ('A40-4Q:0', 'A40-4Q:-1', 'A40-4Q:many',
+                          'A40-4Q:1.5', 'A40-4Q:10000', 'A40-4Q:'):
+                self.refused(('mode = vgpu', 'vgpu_types = A40-4Q',
+                              f'{option} = {value}'),
+                             option, value, 'a colon and a number')
+            self.refused(('mode = vgpu', 'vgpu_types = A40-4Q',
+                          f'{option} = A40-4Q'), option)
+        self.refused(('mode = vgpu', 'fixed_vgpus = A40-4Q'), 'fixed_vgpus')
 
     def test_options_of_another_mode(self):
         for mode in ('mig', 'passthrough', 'off'):

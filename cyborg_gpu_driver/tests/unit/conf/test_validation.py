@@ -78,6 +78,11 @@ class ValidationTest(base.BaseTestCase):
         self.refused('[gpu_policy:y]\nmode = off\n',
                      '[gpu] policies = (unset)')
 
+    def test_misspelt_policy_group(self):
+        for group in ('gpu-policy:x', 'gpu_polcy:x', 'GPUpolicy:x'):
+            self.refused(f'[{group}]\nmode = off\n', group,
+                         'did you mean [gpu_policy:x]?')
+
     def test_values(self):
         for line, words in (
                 ('orphan_grace = ten', ('whole number of at least 0',)),

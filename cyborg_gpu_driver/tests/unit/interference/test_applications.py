@@ -79,3 +79,9 @@ class WrongOptionTest(base.BaseTestCase):
             '--application')
         self.assertIn(f'--application {self.text}', str(error))
 
+    def test_name_twice(self):
+        twice = applications.from_options(['a=b', 'a=c'], '--application')
+        error = self.assertRaises(exception.InvalidValue,
+                                  applications.checked, twice, frozenset())
+        self.assertIn("'a'", str(error))
+

@@ -92,6 +92,13 @@ class ScriptTest(commands.CommandsCase):
             self.outcomes(application, 5))
         self.assertEqual(['a'], self.logged())
 
+    def test_words_reach_the_command_as_they_are(self):
+        text = 'a "b" \'c\' $HOME `id` {0} %s \\ \n*'
+        self.outcomes(applications.Application(
+            'a', ('sh', '-c', f'printf %s "$1" > {self.directory}/words',
+                  'sh', text)))
+        self.assertEqual(text, (self.directory / 'words').read_text())
+
     def test_command_that_takes_too_long(self):
         self.assertEqual(
             [(Outcome.TIMED_OUT, 'a: took more than 1 s')],

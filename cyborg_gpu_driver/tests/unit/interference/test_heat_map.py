@@ -48,6 +48,9 @@ class HeatMapTest(base.BaseTestCase):
         self.assertEqual(['1.00', '3.00', 'memory'], [
             text for text in texts if re.fullmatch(r'\d\.\d\d|memory', text)])
 
+    def test_nothing(self):
+        self.texts([], {})
+
 
 class MissingTest(base.BaseTestCase):
 

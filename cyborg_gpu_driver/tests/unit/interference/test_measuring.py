@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.interference import measuring
 from cyborg_gpu_driver.interference import process
@@ -102,6 +104,15 @@ class MeasureTest(commands.CommandsCase):
         self.assertEqual([], self.written().open_steps())
         self.assertEqual({'a': {'a': None}}, self.written().slowdowns())
 
+    def test_gpu_that_is_too_small(self):
+        where = process.Machine(600.0, lambda _pids: 6 << 20, 11)
+        self.measure_then_fail(where=where)
+        self.assertEqual(6, self.found.runs['a', None].gpu_memory_mib)
+        self.assertEqual(Outcome.OUT_OF_MEMORY,
+                         self.found.runs['a', 'a'].outcome)
+        self.assertEqual(Outcome.FAILED, self.fail_again(
+            dataclasses.replace(where, gpu_memory_mib=12)))
+
     def test_pair_that_takes_too_long(self):
         self.measure(self.script('a', '[ ! -e $D/stop ] || sleep 600'))
         (self.directory / 'stop').touch()
@@ -110,4 +121,10 @@ class MeasureTest(commands.CommandsCase):
         self.assertEqual(Outcome.TIMED_OUT,
                          self.found.runs['a', 'a'].outcome)
         self.assertEqual({}, self.written().slowdowns())
+
+    def test_file_that_cannot_be_written(self):
+        self.path = self.directory / 'none' / 'results.json'
+        error = self.assertRaises(exception.InvalidValue, self.measure,
+                                  self.script('a', 'true'))
+        self.assertIn(str(self.path), str(error))
 

@@ -87,6 +87,13 @@ class PeakTest(base.BaseTestCase):
         self.assertEqual(6, peak.gpu_memory_mib)
         self.assertGreater(peak.memory_mib, 5)
 
+    def test_what_is_inherited_does_not_count(self):
+        peak = process.Peak(os.getpid(), lambda _pids: None)
+        peak.add(1 << 20)
+        self.assertEqual((0, None), (peak.memory_mib, peak.gpu_memory_mib))
+        peak.add(1 << 50)
+        self.assertEqual(1 << 30, peak.memory_mib)
+
 
 class GpuMemoryTest(host_base.SimulatedTestCase):
     """What NVML reports about processes, on a simulated host."""
@@ -97,6 +104,11 @@ class GpuMemoryTest(host_base.SimulatedTestCase):
         self.machine.add_process(str(self.first), 6)
         self.assertEqual(2 << 28, self.used({5, 7}))
         self.assertEqual(3 << 28, self.used({5, 6}))
+
+    def test_smallest_gpu(self):
+        self.assertEqual(80 << 30, nvml_process.smallest(
+            self.nvml, self.addresses))
+        self.assertIsNone(nvml_process.smallest(self.nvml, []))
 
     def used(self, pids):
         return nvml_process.memory(self.nvml, self.addresses, pids)

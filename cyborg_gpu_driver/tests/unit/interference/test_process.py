@@ -18,6 +18,8 @@ import os
 import signal
 import time
 
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.interference import applications
 from cyborg_gpu_driver.interference import process
 from cyborg_gpu_driver.interference import results
 from cyborg_gpu_driver.tests import scope
@@ -49,6 +51,9 @@ class RunTest(RunCase):
         self.assertEqual(Outcome.OUT_OF_MEMORY, self.outcome('exit 77', [77]))
         self.assertEqual(Outcome.FAILED, self.outcome('exit 78', [77]))
 
+    def test_killed_without_lack_of_memory(self):
+        self.assertEqual(Outcome.FAILED, self.outcome('kill -9 $$'))
+
     def test_killed_for_lack_of_memory(self):
         # The command itself is killed, or its shell reports the kill.
         for text in 'kill -9 $$', 'sh -c "kill -9 \\$\\$"; exit $?':
@@ -58,6 +63,12 @@ class RunTest(RunCase):
                 process.wait([child], time.monotonic() + scope.HANG)
                 child.ended()
             self.assertEqual(Outcome.OUT_OF_MEMORY, child.outcome)
+
+    def test_program_that_is_missing(self):
+        error = self.assertRaises(
+            exception.InvalidValue, self.run_one,
+            applications.Application('a', (f'{self.directory}/none',)))
+        self.assertIn('command of a', str(error))
 
     def test_timeout(self):
         found = self.run_one(self.script(
@@ -110,4 +121,12 @@ class EndingsTest(RunCase):
                          self.check(signal.SIGTERM, SystemExit).code)
         self.assertEqual(128 + signal.SIGHUP,
                          self.check(signal.SIGHUP, SystemExit).code)
+
+    def test_ignored_signal_stays_ignored(self):
+        self.addCleanup(signal.signal, signal.SIGHUP,
+                        signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        with process.Endings() as endings:
+            found = self.run_one(self.script(
+                'a', f'kill -1 {os.getpid()}'), endings=endings)
+        self.assertEqual(Outcome.MEASURED, found.outcome)
 

@@ -30,6 +30,7 @@ NONE, SINGLE, MIXED = plugin.Strategy
 SLICED, MPS = plugin.Method
 
 T4 = nodes.of(nodes.cut(nodes.T4), name='t4')
+WHOLE = nodes.of(nodes.cut(nodes.A100))
 SEVENS = nodes.of(*[nodes.cut(nodes.A100, {'1g.5gb': 7})] * 2)
 MANY = nodes.of(nodes.cut(nodes.A100),
                 nodes.cut(nodes.A100, {'1g.5gb': 4, '3g.20gb': 1}),
@@ -78,6 +79,16 @@ class RenderTest(base.BaseTestCase):
         self.assertEqual(
             {'version': 'v1', 'flags': {'migStrategy': 'single'}},
             contents(SEVENS, SINGLE)[render.PLUGIN])
+
+    def test_choices_of_sharing(self):
+        shared = plugin.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
+                               rename=True, several=True)
+        done = rendered(MANY, MIXED, shared)
+        self.assertEqual({
+            'renameByDefault': True, 'failRequestsGreaterThanOne': False,
+            'resources': [{'name': 'nvidia.com/mig-1g.5gb', 'replicas': 2}],
+        }, done.files[0].content['sharing']['timeSlicing'])
+        self.assertEqual(8, done.allocatable['nvidia.com/mig-1g.5gb.shared'])
 
     def test_what_the_plugin_fails_on_is_not_rendered(self):
         self.assertRaises(exception.InvalidValue, rendered, MANY,
@@ -186,6 +197,18 @@ class SeveralTest(base.BaseTestCase):
         self.assertEqual({'nvidia.com/mig-1g.5gb': 14},
                          done.by_layout['sevenths'])
 
+    def test_names(self):
+        disabled = dataclasses.replace(SEVENS, name='all-disabled')
+        default = dataclasses.replace(SEVENS, name='default')
+        for given, word in (((self.first, self.first), 'sevenths'),
+                            ((disabled,), 'all-disabled'),
+                            ((default,), 'default')):
+            error = self.assertRaises(exception.InvalidValue, self.values,
+                                      *given)
+            self.assertIn(word, str(error))
+            self.assertIn('rename the entry', str(error))
+        self.values(dataclasses.replace(WHOLE, name='all-disabled'))
+
 
 class StrategyTest(base.BaseTestCase):
 
@@ -199,6 +222,9 @@ class StrategyTest(base.BaseTestCase):
         self.assertIs(MIXED, self.choose(SINGLE, asked=MIXED))
         self.assertIs(SINGLE, self.choose(SINGLE, there=SINGLE))
 
+    def test_nodes_without_mig_take_any(self):
+        self.assertIs(MIXED, self.choose(NONE, there=MIXED))
+
     def test_the_cluster_has_another(self):
         for options in ({}, {'asked': SINGLE}):
             error = self.assertRaises(
@@ -209,7 +235,41 @@ class StrategyTest(base.BaseTestCase):
                           str(error))
 
 
+class ValuesTest(base.BaseTestCase):
+
+    def test_what_is_malformed(self):
+        for text, words in (
+                ('[]', 'expected a mapping'),
+                ('a: [', 'not YAML'),
+                ('mig: x', "values.yaml: mig: found 'x'; expected a "
+                 'mapping'),
+                ('mig: {strategy: some}', "mig.strategy: found 'some'; "
+                 'expected null, none, single or mixed'),
+                ('devicePlugin: {config: {data: []}}',
+                 'devicePlugin.config.data: found an empty list'),
+                ('devicePlugin: {config: {data: {a: 7}}}',
+                 'devicePlugin.config.data.a: found 7; expected text'),
+                ('migManager: {config: {data: {config.yaml: 7}}}',
+                 'config.data.config.yaml: found 7; expected text'),
+                ('migManager: {config: {data: {config.yaml: "v: 1"}}}',
+                 'migManager.config.data.config.yaml'),
+                ('migManager: {config: {data: {config.yaml: "{version: v1, '
+                 'mig-configs: {all-disabled: [{devices: all, mig-enabled: '
+                 'true, mig-devices: {}}]}}"}}}', 'turns MIG mode on')):
+            error = self.assertRaises(
+                exception.GpuDriverError, render.Values.parse,
+                text, 'values.yaml')
+            self.assertIn('values.yaml', str(error))
+            self.assertIn(words, str(error))
+
+
 class NodeTest(base.BaseTestCase):
+
+    def test_a_name_that_no_label_can_have(self):
+        for name in ('', '1g.5gb+me', '-a', 'a' * 64, 'a b'):
+            error = self.assertRaises(exception.InvalidValue, nodes.of,
+                                      name=name)
+            self.assertIn('rename the entry', str(error))
 
     def test_gpus_that_a_layout_does_not_speak_of_stay(self):
         gpus = [nodes.boards.gpu(nodes.boards.A100_40),

@@ -63,12 +63,22 @@ class RefusalTest(base.BaseTestCase):
             asked_strategy)
         self.assertIn(word, str(error))
 
+    def test_too_few_replicas(self):
+        for replicas in (1, 0, -4):
+            self.refused('2 or more', T4, NONE, SLICED, replicas, ())
+
     def test_resources_that_the_layout_has_not(self):
         self.refused('nvidia.com/gpu, nvidia.com/mig-3g.20gb, '
                      'nvidia.com/mig-1g.5gb', TWO_KINDS, MIXED, SLICED, 2,
                      ('mig-2g.10gb',))
         self.refused('offers nvidia.com/gpu', TWO_KINDS, NONE, SLICED, 2,
                      ('mig-1g.5gb',))
+
+    def test_names_that_are_none(self):
+        for name in ('', 'amd.com/gpu', 'GPU', 'mig-1g.5gb+me', 'a' * 53,
+                     'a..b', '-a'):
+            self.refused('expected nvidia.com/NAME', T4, NONE, SLICED, 2,
+                         (name,))
 
     def test_mps_with_mig(self):
         seven = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 7}))
@@ -77,3 +87,10 @@ class RefusalTest(base.BaseTestCase):
         self.refused('mixed', seven, MIXED, MPS, 2, ())
         self.refused('mixed', T4, MIXED, MPS, 2, ())
 
+    def test_more_clients_than_mps_serves(self):
+        plugin.shared(MPS, 48, (), T4, NONE)
+        self.refused('at most 48 clients on GPU 0', T4, NONE, MPS, 49, ())
+        both = nodes.of(nodes.cut(nodes.T4), nodes.cut(nodes.V100))
+        plugin.shared(MPS, 16, (), both, NONE)
+        self.refused('at most 16 clients on GPU 1', both, NONE, MPS, 17, ())
+        plugin.shared(SLICED, 49, (), both, NONE)

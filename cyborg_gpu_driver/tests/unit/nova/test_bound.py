@@ -76,6 +76,13 @@ class RequestsTest(base.BaseTestCase):
         self.answers_at = 0.0
         self.assertEqual([_ARQ], self.requests.of(None, SERVER))
 
+    def test_not_bound_here(self):
+        for wrong in ({'hostname': 'node2'}, {'state': 'BindFailed'}):
+            requests = handles.Requests(
+                lambda context, server, wrong=wrong: [{**_ARQ, **wrong}])
+            self.assertRaises(exception.CloudError,
+                              requests.of, None, SERVER)
+
 
 class CredentialsTest(base.BaseTestCase):
 

@@ -120,6 +120,9 @@ class MdevProblemTest(base.BaseTestCase):
         for version in ('unknown', 'v34', '\u0663\u0664.0.0', '0.0.0'):
             self.assertIn('ignores accelerators', self.problem(version))
 
+    def test_nova_that_is_not_installed_here(self):
+        self.assertEqual('', self.problem())
+
     def test_the_nova_that_python_would_import(self):
         self.assertIn('Nova 33.0.0', self.problem('33.0.0', '34.0.0'))
 
@@ -148,4 +151,13 @@ class ExtendTest(base.BaseTestCase):
         before = Other.resume_state_on_host_boot
         self.extend(Other, '35.0.0')
         self.assertIs(before, Other.resume_state_on_host_boot)
+
+    def test_extended_once(self):
+        class Nova(Nova34):
+            pass
+        self.assertEqual('', self.extend(Nova, '34.0.0'))
+        first = Nova._get_guest_config
+        self.assertIsNot(Nova34._get_guest_config, first)
+        self.extend(Nova, '34.0.0')
+        self.assertIs(first, Nova._get_guest_config)
 

@@ -81,6 +81,12 @@ class ConfigNovaTest(base.CommandCase):
         self.assertEqual(8, output.count('\ndevice_spec = '))
         self.assertIn(path, errors)
 
+    def test_what_nova_cannot_tell_apart(self):
+        output, errors = self.config(
+            fixed='L40S-12Q:1,L40S-12A:1', code=1)
+        self.assertEqual('', output)
+        self.assertIn('one resource class per GPU', errors)
+
     def test_gpus_that_cyborg_hands_out(self):
         output, errors = self.config(
             more='nova_vfio_handles = true\n')
@@ -88,4 +94,9 @@ class ConfigNovaTest(base.CommandCase):
         self.assertIn('GPU 0000:16:00.0 is left out: [gpu] '
                       'nova_vfio_handles is set', errors)
         self.assertIn('No GPU of this host', errors)
+
+    def test_gpus_without_virtual_functions(self):
+        output, errors = self.config(host='mixed')
+        self.assertEqual('', output)
+        self.assertIn('no virtual functions that can carry vGPUs', errors)
 

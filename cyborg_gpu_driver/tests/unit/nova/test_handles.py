@@ -58,6 +58,25 @@ class FunctionTest(base.BaseTestCase):
             request(asked_type=f'nvidia-{self.type_id}'))
         self.assertEqual(FUNCTION, str(found))
 
+    def test_another_vgpu_is_refused(self):
+        for function, asked in ((FUNCTION, 'nvidia-1'),
+                                ('0000:16:00.5', f'nvidia-{self.type_id}'),
+                                (FUNCTION, f'nvidia-{self.type_id}0')):
+            error = self.assertRaises(
+                exception.BindRefused, self.reader.function,
+                request(function, asked))
+            self.assertIn(function, str(error))
+            self.assertIn('arq', str(error))
+
+    def test_what_is_no_type_is_refused(self):
+        for function in (FUNCTION, '0000:16:00.5'):
+            for asked in (None, '', 'nvidia-', 'nvidia-0', '0',
+                          f'nvidia-{self.type_id}\n', 'nvidia-\u0661',
+                          str(self.type_id), 'nvidia-../x', 7):
+                self.assertRaises(exception.BindRefused,
+                                  self.reader.function,
+                                  request(function, asked))
+
     def test_other_handles_are_novas(self):
         for other in (request(attach_type='PCI'),
                       request(attach_type='TEST_PCI'),
@@ -113,6 +132,12 @@ class GroupTest(base.BaseTestCase):
             self.assertEqual(self.GPUS, tuple(map(str, self.group(text))))
         self.assertEqual(self.GPUS[:1], tuple(map(str, self.group(
             self.GPUS[0], 'nvlink-1'))))
+
+    def test_other_handles_are_not_groups(self):
+        for other in (request(), request(attach_type='PCI'),
+                      request(asked_type=None), request(asked_type='nvlink-'),
+                      {'uuid': 'x', 'attach_handle_type': 'MDEV'}):
+            self.assertIsNone(self.reader.group(other))
 
     def test_what_is_no_gpu_of_the_host_is_refused(self):
         for addresses in (

@@ -122,3 +122,8 @@ class OutputTest(base.BaseTestCase):
                          found.dump().splitlines()[-2:])
         self.assertEqual({option: False}, found.to_dict()['libvirt'])
 
+    def test_without_placement_the_filter_is_named(self):
+        found = pci_config.build([assigned('0000:16:00.4')], False)
+        self.assertIn('PciPassthroughFilter', found.dump())
+        self.assertNotIn('report_in_placement', found.to_dict()['pci'])
+

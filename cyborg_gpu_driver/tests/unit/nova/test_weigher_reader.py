@@ -230,6 +230,29 @@ class ReaderTest(base.BaseTestCase):
         self.assertEqual([(weigher_reader.Server(TWO, 'of 2', 1),)] * 3,
                          self.servers(reader, fleet))
 
+    def test_who_is_on_a_gpu_is_not_known(self):
+        self.placement.used['a'] = 1
+        for servers, expected in (
+                ([ONE, TWO], None),
+                (['../x'], (weigher_reader.Server('../x', '', 1),))):
+            self.placement.servers = servers
+            reader = self.reader()
+            fleet = self.fleet(reader, 'a', watched='a')
+            self.assertEqual([expected] * 3, self.servers(reader, fleet))
+
+    def test_what_is_gone_is_no_failure(self):
+        """A provider or a server was deleted after the host was read."""
+        self.placement.used['a'] = 1
+        for gone, expected in (
+                ('/resource_providers/', None),
+                ('/allocations/', (weigher_reader.Server(ONE, '', 1),))):
+            self.placement.gone = gone
+            reader = self.reader()
+            fleet = self.fleet(reader, 'a', watched='a')
+            self.assertEqual([expected] * 3, self.servers(reader, fleet))
+            self.assertIsNotNone(fleet.cost(self.placement.candidate('a')))
+        self.assertEqual('', self.logged.output)
+
     def test_more_servers_than_one_request_can_read(self):
         self.placement.used['a'] = 30
         self.placement.servers = [
@@ -240,6 +263,21 @@ class ReaderTest(base.BaseTestCase):
             fleet = self.fleet(reader, 'a', watched='a')
             self.assertEqual(expected, len(self.placement.asked))
         self.assertNotIn(None, self.servers(reader, fleet))
+
+    def test_hosts_are_forgotten(self):
+        reader = self.reader(most=2)
+        self.fleet(reader, 'ab')
+        fleet = self.fleet(reader, 'bc')
+        # Otherwise a host that no longer exists would affect what is scarce.
+        self.assertEqual(['b', 'c'], [
+            host for host in 'abc'
+            if fleet.cost(self.placement.candidate(host)) is not None])
+        fleet = self.fleet(reader, 'abc')
+        for host in 'abc':
+            self.assertIsNotNone(fleet.cost(self.placement.candidate(host)))
+        self.now += 601
+        fleet = self.fleet(reader, 'a')
+        self.assertIsNone(fleet.cost(self.placement.candidate('b')))
 
     def test_a_host_without_a_candidate_has_none_left(self):
         reader = self.reader()

@@ -107,6 +107,12 @@ class PromisesTest(base.BaseTestCase):
         self.assertEqual(['x'], self.missing(
             fleet(2, self.now + 1, a=4, b=0)))
 
+    def test_a_server_is_promised_one_thing(self):
+        self.promise('x')
+        self.promise('x', 'b')
+        self.assertEqual(['b'], [
+            promise.provider for promise in self.promises.of('x')])
+
     def test_a_claim(self):
         self.promise('x')
         (promise,) = self.promises.of('x')
@@ -122,6 +128,14 @@ class PromisesTest(base.BaseTestCase):
         self.promise('y')
         self.now += 1
         self.assertEqual(['y'], self.missing(fleet(1, a=2, b=0)))
+
+    def test_what_is_not_known_is_not_promised(self):
+        self.promise('x', 'elsewhere')
+        self.assertEqual([], self.missing(fleet(1, a=2, b=0)))
+
+    def test_a_host_that_is_read_no_more(self):
+        self.promise('x')
+        self.assertEqual(['x'], self.missing(fleet(2, b=0)))
 
 
 class ClaimedTest(base.BaseTestCase):

@@ -23,6 +23,7 @@ import fixtures
 import testscenarios
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.tests import scope
@@ -120,6 +121,12 @@ class BackgroundTest(UtilizationCase):
         monitored.wait_for('a second question',
                            lambda: len(self.prometheus.urls) > 1)
 
+    def test_off(self):
+        for url in None, '':
+            found = utilization.Utilization(url)
+            self.assertIsNone(found.of(HOST, [GPU]))
+        self.assertEqual([], self.prometheus.urls)
+
 
 class TroubleTest(UtilizationCase):
 
@@ -147,6 +154,18 @@ class SlowTest(UtilizationCase):
         self.prometheus.release.clear()
         self.known.ask()
         self.assertEqual(1, self.warnings())
+
+
+class UrlTest(base.BaseTestCase):
+
+    scenarios = [(url, {'url': url}) for url in (
+        'prometheus:9090', 'ftp://x', 'http://', '/path', 'http://x:y',
+        'http://x?query=1', 'http://[')]
+
+    def test_refused(self):
+        error = self.assertRaises(exception.InvalidConfiguration,
+                                  utilization.Utilization, self.url)
+        self.assertIn('prometheus_url', str(error))
 
 
 class PrometheusTest(base.BaseTestCase):

@@ -130,3 +130,10 @@ class UtilizationTest(base.BaseTestCase):
         self.assert_order((1, None, 0.85), (1, None, None),
                           (2, None, None))
 
+    def test_other_policies(self):
+        for policy in PACK, SPREAD, STANDALONE:
+            figures = {placement.figure(
+                policy, weigher_cost.Cost(0.0, 0.5, 0.5),
+                placement.Company(1), value) for value in (None, 0.0, 1.0)}
+            self.assertEqual(1, len(figures))
+
