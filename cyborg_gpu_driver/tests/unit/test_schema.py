@@ -22,7 +22,6 @@ from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cmd.layout import hooks
-from cyborg_gpu_driver.kubernetes import render
 from cyborg_gpu_driver.partition.layout import yaml
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
@@ -31,8 +30,7 @@ _SCHEMAS = (
     definition.DEFINITION, files.HOST,
     hooks.HOOKS_FILE, inventory.INVENTORY,
     inventory.PCI_DEVICES, inventory.PCI_GPU,
-    yaml.DEVICES, yaml.ITEMS, yaml.LAYOUT_FILE,
-    render.VALUES)
+    yaml.DEVICES, yaml.ITEMS, yaml.LAYOUT_FILE)
 _FLAVOR = schema.mapping({
     'name': schema.matching('[a-z]+', 'lower-case letters', 'gpu'),
     'ram': schema.integer(1, 9)}, {
