@@ -55,9 +55,9 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
             _sync_directory(directory)
     except OSError as error:
         raise exception.JournalError(
-            path=path, reason=f'cannot be written: {error}; check that '
-            '[gpu] state_path exists, has room and belongs to the user '
-            'that runs cyborg-agent') from error
+            path=path, reason=f'cannot be written: {error.strerror}; '
+            'check that its directory exists, has room and belongs to the '
+            'user that runs cyborg-agent') from error
 
 
 def mark(path: str) -> tuple[int, ...] | None:

@@ -137,7 +137,7 @@ class BindAbandoned(BindRefused):
 class JournalError(GpuDriverError):
     """The journal cannot be read or written."""
 
-    template = 'journal {path}: {reason}'
+    template = 'record {path}: {reason}'
 
 
 class JournalUnreadable(JournalError):

@@ -120,7 +120,8 @@ class Machine(view.HostView, node.Node):
         try:
             client = placement_client.Placement(self.conf)
         except exception.CloudError as error:
-            output.say(f'Placement is not used: {error}')
+            if not self.platform.simulated:
+                output.say(f'Placement is not used: {error}')
         else:
             self.tree = publishing.ProviderTree(lambda: client)
 

@@ -233,6 +233,9 @@ def main(argv: list[str] | None = None) -> int:
 
     :returns: 0 if the command succeeded, else another number.
     """
+    if sys.stdout is None:
+        sys.stderr.write(f'{_PROGRAM}: standard output is closed\n')
+        return 1
     program = CyborgGpu()
     try:
         return program.run(sys.argv[1:] if argv is None else argv)

@@ -224,9 +224,9 @@ def read_text(name: str) -> tuple[str, str]:
         with open(name, encoding='utf-8') as stream:
             return stream.read(), name
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, 'strerror', None) or error
         raise exception.InvalidValue(
-            what='file', value=name, expected=f'cannot be read: {error}'
-        ) from error
+            what='file', value=name, expected=str(reason)) from error
 
 
 def agreed(question: str) -> bool:

@@ -76,6 +76,10 @@ def value(conf: cfg.ConfigOpts, group: str, option: str) -> Any:
 def invalid(group: str, option: str, found: Any, reason: str
             ) -> exception.InvalidConfiguration:
     """The exception for one option."""
+    if isinstance(found, list):
+        found = ', '.join(map(str, found))
+    elif isinstance(found, dict):
+        found = ', '.join(f'{name}:{value}' for name, value in found.items())
     return exception.InvalidConfiguration(
         group=group, option=option, value=found, reason=reason)
 

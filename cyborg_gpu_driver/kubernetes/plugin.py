@@ -63,7 +63,8 @@ def resources(node: kubernetes_node.Node, strategy: Strategy
     reason = _REASONS[strategy](node)
     if reason:
         raise exception.InvalidValue(
-            what='strategy', value=strategy.value, expected=reason)
+            what='the layout with strategy', value=strategy.value,
+            expected=reason)
     found: collections.Counter[str] = collections.Counter()
     if strategy is Strategy.NONE:
         found[kubernetes_node.GPU] = len(node.gpus)

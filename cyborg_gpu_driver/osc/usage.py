@@ -95,7 +95,8 @@ class ShowUsage(base.Lister):
         for host in hosts.host_names(self.cloud):
             if host not in known:
                 base.say(f'Not counted: Prometheus has no metrics of host '
-                         f'{host} in that period.')
+                         f'{host} in that period. It has to scrape '
+                         f'"cyborg-gpu exporter" there.')
                 self.code = 1
 
     def _project(self, name):
@@ -129,7 +130,9 @@ class _Prometheus:
         if not url:
             raise exception.InvalidValue(
                 what='--prometheus-url', value='', expected='expected the URL '
-                f'of Prometheus, also in the environment variable {_URL}')
+                f'of Prometheus, also in the environment variable {_URL}. The '
+                'page "GPU-hours" of the operator guide says what Prometheus '
+                'needs')
         self._url = url
         self._timeout = timeout
         self._end = end

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 from cliff import command
@@ -104,8 +103,7 @@ class CreateInstance(command.Command):
             made.extend(planned.create)
             return planned
 
-        machine.applier.transact(gpu, decide)
-        _remember(machine, gpu, made[0].placement)
+        machine.applier.transact(gpu, decide, remember=True)
         output.say(f'{parsed_args.profile} at {made[0].placement} of '
                    f'GPU {gpu.address}')
 
@@ -137,7 +135,6 @@ class DestroyInstance(command.Command):
 
         machine.applier.transact(gpu, decide)
         ((now, instance),) = found
-        _remember(machine, gpu, instance.placement)
         output.say(f'Destroyed {_named(now, instance)} of GPU {gpu.address}')
 
 
@@ -153,19 +150,6 @@ def _opened(asked, text):
     if gpu.mig is None or not machine.current(gpu).mig.enabled:
         raise _refused(gpu, 'MIG mode is off')
     return machine, gpu
-
-
-def _remember(machine, gpu, place):
-    """Note in the GPU's saved layout what now is at a placement."""
-    now = machine.applier.saved(machine.current(gpu))
-    before = machine.records.read(gpu.address).layout
-    others = before.layout.instances if before else ()
-    machine.records.put(gpu.address, layout=dataclasses.replace(
-        now, layout=dataclasses.replace(now.layout, instances=tuple(sorted((
-            *(item for item in others if item.placement != place),
-            *(item for item in now.layout.instances
-              if item.placement == place)),
-            key=lambda item: item.placement)))))
 
 
 def _creation(now, used, asked):
@@ -241,7 +225,7 @@ def _compute(asked, profile):
     if sum(sizes) > profile.slices:
         raise exception.InvalidValue(
             what='--compute', value=asked.compute,
-            expected=f'{profile.name} has {profile.slices} slices')
+            expected=f'{profile.name} has {profile.slices} compute slice(s)')
     return sizes
 
 

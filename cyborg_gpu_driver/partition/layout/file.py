@@ -142,7 +142,7 @@ class Entry:
             raise where.error(
                 f'{wanted} do not fit on one {gpu.model or gpu.device_id}',
                 'at most ' + target.listed(plan.largest(
-                    gpu.mig, wanted)) + ' of them do')
+                    gpu.mig, wanted)) + ' fit')
         return wanted
 
     def for_host(self, gpus: Sequence[model.Gpu]

@@ -132,7 +132,7 @@ class DurableTest(base.BaseTestCase):
             pass
         error = self.assertRaises(exception.JournalError, durable.write,
                                   self.path, 'thing', 1, 1)
-        self.assertIn('state_path', str(error))
+        self.assertIn('check that its directory', str(error))
 
     @unittest.skipIf(os.geteuid(), 'only root can give files away')
     def test_what_root_writes_belongs_to_whom_the_directory_does(self):

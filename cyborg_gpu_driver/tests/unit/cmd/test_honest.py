@@ -22,6 +22,7 @@ import pynvml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _MIG = '0000:41:00.0'
@@ -129,6 +130,19 @@ class StateTest(ReadCase):
 
 
 class ReportTest(ReadCase):
+
+    def test_nova_compute_that_cannot_attach_it(self):
+        self.host = host_files.write_host(self.directory, [
+            {'model': 'l40s', 'address': '0000:16:00.0',
+             'framework': 'vendor-vfio', 'vfs': 16}], unpatched_nova=True)
+        self.policies = ('policies = v\n[gpu_policy:v]\nmode = vgpu\n'
+                         'vgpu_types = L40S-12Q\n')
+        rows = json.loads(self.ask('offer', 'list', '-f', 'json')[0])
+        self.assertEqual({(4, 0, 'no')}, {
+            (row['total'], row['creatable'], row['reported'])
+            for row in rows})
+        self.assertIn('start nova-compute as cyborg-gpu-nova-compute',
+                      rows[0]['problem'])
 
     def test_a_bad_record_of_reports(self):
         path = store.Store(self.state_path).path(

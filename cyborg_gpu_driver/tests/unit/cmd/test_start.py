@@ -59,6 +59,16 @@ class InterruptTest(base.CommandCase):
                 (128 + signal.SIGINT, '', ''),
                 (done.returncode, done.stdout, done.stderr), module)
 
+    def test_without_standard_output(self):
+        done = subprocess.run(
+            [sys.executable, '-c', 'import sys\n'
+             'from cyborg_gpu_driver.cmd import start\n'
+             'sys.stdout = None\n'
+             'sys.exit(start.main())'],
+            capture_output=True, text=True, check=False, timeout=scope.HANG)
+        self.assertEqual((1, 'cyborg-gpu: standard output is closed\n'),
+                         (done.returncode, done.stderr))
+
     def test_nothing_is_imported_before(self):
         done = subprocess.run(
             [sys.executable, '-c', 'import sys\n'

@@ -228,7 +228,7 @@ class PoliciesTest(base.BaseTestCase):
                          'fixed_vgpus',
                          'only supported by mode vgpu and mode mig')
             self.refused((f'mode = {mode}', 'profiles = 1g.10gb'),
-                         'profiles', 'only supported by mode mig')
+                         '] profiles = 1g.10gb: only supported by mode mig')
             for line in ('vgpu_types = A40-4Q', 'max_instances = A40-4Q:1',
                          'vgpu_scheduler = best-effort',
                          'vgpu_time_slice = 5', 'isolation = project'):

@@ -16,6 +16,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -99,7 +100,9 @@ class DoctorTest(base.CommandCase):
             self.assertIn('instance destroy', row['action'])
 
     def create_instance(self):
+        """Create an instance that no record has."""
         self.doctor('instance', 'create', '0000:07:00.0', '1g.10gb')
+        shutil.rmtree(f'{self.directory}/state.records')
 
     def test_a_cloud_that_cannot_be_asked(self):
         cloud = ('--os-cloud', 'nowhere')

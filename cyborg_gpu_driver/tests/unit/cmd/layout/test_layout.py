@@ -120,7 +120,8 @@ class RefusalTest(layouts.LayoutCase):
                  '-1; expected the index of a GPU, from 0')):
             path = self.write('bad.yaml', text)
             self.refused(('--layout-file', path, '-c', 'x'), 'bad.yaml', word)
-        self.refused(('-f', '/nonexistent', '-c', 'x'), '/nonexistent')
+        self.refused(('-f', '/nonexistent', '-c', 'x'),
+                     "'/nonexistent' is not valid: No such file")
         self.refused(('-c', 'x'), '--layout-file')
 
     def test_busy_gpu_fails_alone(self):
