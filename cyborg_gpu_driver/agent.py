@@ -281,11 +281,14 @@ class Agent:
         offers = self._node.servable(gpu)
         for complaint in self._host.complaints(gpu):
             self._say(complaint)
+        alike: dict[str, list[str]] = {}
         for offer in offers:
             # The driver has logged mdev_problem once for all GPUs.
             if offer.problem and offer.problem != self._node.mdev_problem:
-                self._say(f'GPU {gpu.address}: {offer.profile} is not '
-                          f'offered: {offer.problem}')
+                alike.setdefault(offer.problem, []).append(offer.profile)
+        for problem, profiles in alike.items():
+            self._say(f'GPU {gpu.address}: not offered '
+                      f'({", ".join(profiles)}): {problem}')
         return offers
 
     def _examine(self, host: model.Host

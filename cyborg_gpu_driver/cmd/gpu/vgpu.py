@@ -96,9 +96,8 @@ class CleanVgpu(command.Command):
         if (parsed_args.orphans and claimed is None
                 and not parsed_args.without_cloud):
             raise exception.CloudError(
-                cloud='no cloud', reason='it is not known whether a server '
-                                         'has the vGPU; name the cloud with '
-                                         '--os-cloud, or give --without-cloud')
+                'it is not known which vGPUs servers have; name the cloud '
+                'with --os-cloud, or give --without-cloud')
         live = vgpus.found()
         wanted = (_maybe_orphans(live, claimed) if parsed_args.orphans
                   else _named(live, parsed_args.name))

@@ -132,5 +132,6 @@ class UnpatchedNovaTest(VfioCase):
     def test_nothing_is_offered_that_cannot_be_attached(self):
         self.assertEqual({}, self.reserved())
         self.assertEqual({}, self.reserved(_TIME_SLICED))
-        self.assertIn('start nova-compute as cyborg-gpu-nova-compute',
-                      self.log.output)
+        self.assertIn(
+            f'GPU {_SLICES}: not offered (3g.40gb, 7g.80gb): start '
+            'nova-compute as cyborg-gpu-nova-compute', self.log.output)

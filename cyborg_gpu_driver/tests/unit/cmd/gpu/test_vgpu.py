@@ -99,6 +99,7 @@ class MdevTest(VgpuCase):
     def test_all_orphans_need_a_cloud(self):
         _, errors = self.vgpu('clean', '--orphans', '--yes', code=1)
         self.assertIn('--without-cloud', errors)
+        self.assertNotIn('no cloud:', errors)
         self.assertEqual(_UUIDS, self.names())
         _, errors = self.vgpu('clean', '--orphans', '--yes',
                               '--without-cloud')

@@ -12,9 +12,14 @@
 
 """Offers of groups of GPUs; more tests are beside those of their binds."""
 
+import dataclasses
+
 from oslotest import base
 
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -33,3 +38,28 @@ class UnknownTest(base.BaseTestCase):
                 boards.gpu((), mig=None, **fields), _LINKED)
             self.assertEqual(0, offer.total)
             self.assertIn(words, offer.problem)
+
+
+class BusyTest(base.BaseTestCase):
+
+    def busy(self, *drivers):
+        board = boards.gpu((), mig=None, model='H100', vfs=())
+        gpus = [dataclasses.replace(
+            board, driver=driver, address=model.PciAddress.parse(
+                f'0000:0{number}:00.0'))
+            for number, driver in enumerate(drivers)]
+        state = offer_nvlink.State(
+            nvlink.Group(tuple(gpu.address for gpu in gpus)),
+            tuple(map(offer_nvlink.Member, gpus)))
+        (offer,) = offers.offers(gpus[0], _LINKED, must_be_bound=True,
+                                 groups=[state])
+        self.assertEqual('', offer.problem)
+        return offer.busy
+
+    def test_equal_reasons_are_said_once(self):
+        bound = ('bound to nvidia; it will be offered when it is bound to '
+                 'vfio-pci')
+        self.assertEqual(bound, self.busy('nvidia', 'nvidia'))
+        self.assertEqual(f'GPU 0000:00:00.0, 0000:02:00.0: {bound}',
+                         self.busy('nvidia', 'vfio-pci', 'nvidia'))
+        self.assertEqual('', self.busy('vfio-pci', 'vfio-pci'))
