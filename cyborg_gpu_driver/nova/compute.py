@@ -132,8 +132,13 @@ def name_process(name: str) -> None:
 
     :param name: has at most 15 characters.
     """
-    with open(_COMM, 'w', encoding='ascii') as stream:
-        stream.write(name)
+    try:
+        with open(_COMM, 'w', encoding='ascii') as stream:
+            stream.write(name)
+    except OSError as error:
+        # proc may be read-only. nova-compute must start all the same.
+        _say(f'{_COMM} cannot be written, so cyborg-agent may offer no vGPUs '
+             f'on demand: {error.strerror}')
 
 
 def _say(message: str) -> None:
