@@ -73,7 +73,8 @@ class ResourcesTest(base.BaseTestCase):
             error = self.assertRaises(
                 exception.InvalidValue, plugin.resources, nodes.of(*gpus),
                 strategy)
-            self.assertIn(strategy.value, str(error))
+            self.assertIn(f"the layout with strategy '{strategy.value}'",
+                          str(error))
             self.assertIn(words, str(error))
 
 

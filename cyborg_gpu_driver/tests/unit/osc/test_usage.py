@@ -142,6 +142,7 @@ class UsageTest(_Case):
         output, errors = self.run_usage(
             *self.period(1), '--by', 'host', '-f', 'value', code=1)
         self.assertIn('no metrics of host compute3', errors)
+        self.assertIn('has to scrape "cyborg-gpu exporter"', errors)
         self.assertEqual(2, len(output.splitlines()))
         _, errors = self.run_usage('--start', '10m', code=1)
         self.assertEqual(3, errors.count('Not counted'))
