@@ -202,11 +202,16 @@ class RequestWatch(_Watch):
     def __init__(self, name: str | None, host: str):
         super().__init__(host)
         self._name = name
+        self._is_first = True
 
     def connect(self) -> connection.Cloud:
         return connection.Cloud.named(self._name)
 
-    def ask(self, cloud: connection.Cloud) -> reconcile.Requests:
+    def ask(self, cloud: connection.Cloud) -> reconcile.Requests | None:
+        is_first, self._is_first = self._is_first, False
+        if is_first and not _has_device(cloud, self._host):
+            # Cyborg creates the devices of a new host after its first report.
+            return None
         return read_claims(cloud, self._host)
 
     def read(self) -> reconcile.Requests | None:
@@ -285,10 +290,15 @@ def _of_host(cloud: connection.Cloud, host: str,
              ) -> _Found:
     with cloud.errors():
         cloud.check_admin()
-        if not list(Device.list(cloud.sdk.accelerator, hostname=host)):
+        if not _has_device(cloud, host):
             raise cloud.error(f'Cyborg has no device on host {host}; give the '
                               'host name that Cyborg uses')
         return understand(requests(cloud), host)
+
+
+def _has_device(cloud: connection.Cloud, host: str) -> bool:
+    return any(True for _ in Device.list(cloud.sdk.accelerator,
+                                         hostname=host))
 
 
 def _function(info: Mapping[str, str]) -> model.PciAddress:

@@ -437,7 +437,7 @@ class Reconciler:
             return
         self._count = count
         if count:
-            LOG.warning('%d differences on this host; "cyborg-gpu doctor" '
+            LOG.warning('Differences on this host: %d. "cyborg-gpu doctor" '
                         'shows them', count)
         else:
             LOG.info('There are no differences on this host any more')

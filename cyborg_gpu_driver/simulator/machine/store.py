@@ -156,8 +156,9 @@ class Store:
                     f'{state_module.FORMAT}; remove the file')
             if value['digest'] != self._host.digest:
                 raise self._refusal(
-                    f'it is the state of host {value["host"]!r}, not of '
-                    f'{self._host.name!r}; give another file')
+                    f'it is the state of a host {value["host"]!r} whose '
+                    f'description is not that of {self._host.name!r}; give '
+                    'another file, or remove it')
             return state_module.from_json(value['state'])
         except ValueError as error:
             raise self._refusal(f'not a state file: {error}; give another '

@@ -153,7 +153,7 @@ class HandleTest(ReconcileCase):
         lines = self.reports()
         self.assert_named_once(lines, 'another is in its place')
         self.assert_named_once(lines, 'unknown GPU instance')
-        self.assert_named_once(lines, '2 differences')
+        self.assert_named_once(lines, 'host: 2')
         self.assertEqual([(14, 4)], self.placements())
 
     def test_what_cyborg_forgot_is_returned(self):
@@ -169,7 +169,7 @@ class HandleTest(ReconcileCase):
         self.world.start_guest(self.handle)
         lines = self.reports()
         self.assert_named_once(lines, self.handle, 'a virtual machine runs')
-        self.assert_named_once(lines, '1 differences')
+        self.assert_named_once(lines, 'host: 1')
         rows, _ = self.doctor('--repair', code=1)
         self.assertFalse(rows['no-request']['safe'])
         self.assertEqual([self.handle], [*self.mdevs()])
@@ -184,7 +184,7 @@ class HandleTest(ReconcileCase):
         self.end_agent()
         lines = self.reports()
         self.assert_named_once(lines, '0 allocated in Placement, 1 bound')
-        self.assert_named_once(lines, '1 differences')
+        self.assert_named_once(lines, 'host: 1')
         self.assertEqual(2, len(lines))
         self.assertEqual([self.handle], [*self.mdevs()])
         self.assertEqual(1, self.log.output.count(

@@ -120,6 +120,10 @@ class WatchTest(base.BaseTestCase):
 
     def test_what_cannot_be_asked(self):
         self.assertIsNone(cyborg.RequestWatch('two', 'here').read())
-        self.assertIsNone(cyborg.RequestWatch('one', 'elsewhere').read())
-        self.assertEqual(2, self.unknown())
+        self.assertEqual(1, self.unknown())
 
+    def test_a_new_host_has_no_device_yet(self):
+        watch = cyborg.RequestWatch('one', 'elsewhere')
+        for number in range(3):
+            self.assertIsNone(watch.read())
+            self.assertEqual(min(number, 1), self.unknown())
