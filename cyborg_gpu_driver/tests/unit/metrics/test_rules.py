@@ -28,7 +28,7 @@ from cyborg_gpu_driver.tests import scope
 
 _ROOT = pathlib.Path(__file__).resolve().parents[4]
 _RULES = _ROOT / 'etc/prometheus/rules.yaml'
-_TESTS = _ROOT / 'etc/prometheus/rules.test.yaml'
+_TESTS = pathlib.Path(__file__).with_name('rules.test.yaml')
 _UNIT = _ROOT / 'etc/systemd/cyborg-gpu-exporter.service'
 _DROP_IN = _ROOT / 'etc/systemd-drop-ins/cyborg-gpu-exporter-nvml.conf'
 _REFERENCE = _ROOT / 'doc/source/reference/metrics.rst'
@@ -47,10 +47,14 @@ class RulesTest(base.BaseTestCase):
         if shutil.which('promtool') is None:
             self.skipTest('there is no promtool: see bindep.txt, prometheus')
         done = subprocess.run(
-            ['promtool', 'test', 'rules', _TESTS.name], cwd=_RULES.parent,
-            text=True,
+            ['promtool', 'test', 'rules', str(_TESTS)], text=True,
             capture_output=True, check=False, timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+
+    def test_prometheus_can_load_the_whole_directory(self):
+        for path in _RULES.parent.iterdir():
+            self.assertEqual(
+                {'groups'}, set(yaml.safe_load(path.read_text('utf-8'))))
 
     def test_each_alert_has_a_test_of_both(self):
         tests = yaml.safe_load(_TESTS.read_text(encoding='utf-8'))['tests']
