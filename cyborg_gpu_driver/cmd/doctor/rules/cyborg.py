@@ -324,7 +324,7 @@ def service_roles(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     roles = facts.cyborg.service_roles
     release_ = facts.machine.release if facts.machine else None
     if release_ and release_.version and not release_.wants_service_token:
-        yield finding.warning(
+        yield finding.error(
             None, f'Cyborg {release_.version} requires no service '
             'token: users can bind, unbind and delete accelerator requests '
             'without Nova',

@@ -32,6 +32,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import exporter
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests import thread_limit
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 
@@ -191,6 +192,13 @@ class ServeTest(test_base.BaseTestCase):
                                           timeout=scope.HANG)
         self.addCleanup(client.close)
         return client
+
+    def test_a_client_without_a_thread_is_left(self):
+        # TasksMax of the unit limits them.
+        self.serve()
+        with thread_limit.reached():
+            self.assertEqual(b'', self.silent().recv(1))
+        self.assertEqual(200, self.get()[0])
 
     def test_clients_that_say_nothing_hold_up_nobody(self):
         self.serve()

@@ -151,7 +151,7 @@ class ServiceRolesTest(CyborgCase):
             self.facts(service_roles=())))
 
     def test_nobody_is_asked_for_a_token(self):
-        self.warns('Cyborg 16.0.0 requires no service token',
+        self.fails('Cyborg 16.0.0 requires no service token',
                    rules_cyborg.service_roles(self.facts(release=facts.Release(
                        '16.0.0', wants_service_token=False))))
 
