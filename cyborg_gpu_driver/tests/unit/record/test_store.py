@@ -213,6 +213,19 @@ class DamageTest(StoreCase):
 
     def test_one_that_may_not_be_read_stays(self):
         os.makedirs(self.records.path(ADDRESS))
+        self.check_that_it_stays()
+
+    def test_nobody_waits_for_the_other_end_of_a_pipe(self):
+        for name in ('gpus', 'locks'):
+            os.mkdir(os.path.join(self.state_path, name))
+        os.mkfifo(self.records.path(ADDRESS))
+        self.check_that_it_stays()
+        os.mkfifo(os.path.join(self.state_path, 'locks',
+                               f'cyborg-gpu-record-{OTHER}'))
+        self.assertRaises(exception.JournalError, self.records.put, OTHER,
+                          layout=LAYOUT)
+
+    def check_that_it_stays(self):
         for _ in range(2):
             self.records.check()
         self.assertEqual(1, self.log.output.count('cannot be read'))
