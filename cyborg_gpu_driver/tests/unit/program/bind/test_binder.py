@@ -26,6 +26,7 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -116,6 +117,17 @@ class BindTest(binder_case.BinderCase):
         pynvml.nvmlGpuInstanceDestroy(instance)
         self.binder.bind(*self.handle('7g.40gb'))
         self.assertEqual([(0, 0)], self.truth()[0])
+
+    def test_a_change_that_a_dead_process_left_is_rolled_back_first(self):
+        self.stranger(0, 0, 8)
+        self.live.refresh()
+        made = spec.MigInstanceSpec(model.Placement(0, 8), 0)
+        self.records.put(self.address, change=gpu_record.Change(
+            self.address, spec.MigLayout(True, True), touched=(made,),
+            boot=self.node.platform.boot_id()))
+        self.binder.bind(*self.handle('1g.5gb'))
+        self.assertIsNone(self.records.read(self.address).change)
+        self.assertEqual([(19, 6)], self.truth()[0])
 
     def test_a_vf_that_somebody_uses_is_refused(self):
         handle = self.handle('1g.5gb')
