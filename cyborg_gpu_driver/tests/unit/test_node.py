@@ -78,6 +78,17 @@ class InventoriesTest(base.BaseTestCase):
         self.node.health.event(condition.Event(self.gpu, 79))
         self.assert_reserved(self.gpu)
 
+    def test_all_of_a_gpu_that_cannot_be_read_is_reserved(self):
+        # Another process, which has no answers from before.
+        self.node = node.Node(self.conf, hostname='host1')
+        self.assertTrue(self.node.platform)
+        machine = pynvml.nvmlLib.machine
+        self.addCleanup(machine.uninstall)
+        machine.faults.fail('nvmlDeviceGetName', pynvml.NVML_ERROR_UNKNOWN,
+                            times=None, address=str(self.gpu))
+        self.assertTrue(self.node.inventories(self.gpu))
+        self.assert_reserved(self.gpu)
+
     def test_all_of_a_cordoned_gpu_is_reserved(self):
         self.node.cordons.note_disabled(frozenset({self.gpu}))
         self.assert_reserved(self.gpu)
