@@ -27,6 +27,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from concurrent import futures
+from typing import Any
 from typing import TypeVar
 
 from oslo_log import log as logging
@@ -82,7 +84,7 @@ class Admission:
         self._mutex = threading.Lock()
         self._units: dict[str, str] = {}
         """By handle: the server and provider that its bind counts for."""
-        self._stuck: threading.Thread | None = None
+        self._stuck: futures.Future | None = None
         """A request that Placement has not answered in time."""
         self._said = log_once.LogOnce()
 
@@ -154,30 +156,39 @@ class Admission:
         except exception.BindRefused:
             # The bind will be refused for this.
             return None
-        answers: list[Mapping[str, int] | None] = []
-        errors: list[Exception] = [TimeoutError(
-            f'it has not answered within {_SECONDS:g} s')]
-
-        def ask() -> None:
+        problem: Exception = TimeoutError(
+            f'it has not answered within {_SECONDS:g} s')
+        if self._stuck is None or self._stuck.done():
+            answer = _begin(f'the allocation of handle {asked.handle}',
+                            self._cloud.allocated, item)
             try:
-                answers.append(self._cloud.allocated(item))
+                found = answer.result(_SECONDS)
+                self._said.over()
+                return found
+            except futures.TimeoutError:
+                self._stuck = answer
             except Exception as error:
-                errors[0] = error
-
-        if self._stuck is None or not self._stuck.is_alive():
-            thread = deadline.begin_thread(
-                ask, name=f'the allocation of handle {asked.handle}')
-            if thread is not None:
-                thread.join(_SECONDS)
-                self._stuck = thread if thread.is_alive() else None
-        if answers:
-            self._said.over()
-            return answers[0]
-        if self._said.is_new(type(errors[0]).__name__):
+                problem = error
+        if self._said.is_new(type(problem).__name__):
             LOG.warning('Binds go on although it is not known whether their '
                         'servers have allocations, because of Placement: %s',
-                        exception.steady(errors[0]))
+                        exception.steady(problem))
         return None
+
+
+def _begin(name: str, function: Callable[..., Any], *arguments: Any
+           ) -> futures.Future:
+    """Call a function in a thread of its own; its future is returned."""
+    future: futures.Future = futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    deadline.begin_thread(run, name=name)
+    return future
 
 
 CAME_UP_SECONDS = 10.0
@@ -453,29 +464,23 @@ class Binder:
         :raises Exception: what the function raises within the limit.
         :raises StepFailed: if it takes longer; it continues in its thread.
         """
-        errors: list[Exception] = []
-        late = threading.Event()
+        unbind = _begin(f'the unbind of handle {subject.handle}', function,
+                        subject, self._limits.unbind)
+        futures.wait([unbind], self._limits.unbind)
+        if unbind.done():
+            unbind.result()
+            return
 
-        def run() -> None:
-            try:
-                function(subject, self._limits.unbind)
-            except Exception as error:
-                errors.append(error)
-                if late.is_set():
-                    LOG.error('Unbind of handle %(handle)s: %(error)s',
-                              {'handle': subject.handle, 'error': error})
+        def tell(late: futures.Future) -> None:
+            if late.exception() is not None:
+                LOG.error('Unbind of handle %(handle)s: %(error)s',
+                          {'handle': subject.handle,
+                           'error': late.exception()})
 
-        thread = deadline.begin_thread(
-            run, name=f'the unbind of handle {subject.handle}')
-        if thread is not None:
-            thread.join(self._limits.unbind)
-        if thread is not None and thread.is_alive():
-            late.set()
-            raise exception.StepFailed(
-                reason=f'not finished after {self._limits.unbind:g} s. It '
-                'continues, and each report retries what is left then')
-        if errors:
-            raise errors[0]
+        unbind.add_done_callback(tell)
+        raise exception.StepFailed(
+            reason=f'not finished after {self._limits.unbind:g} s. It '
+            'continues, and each report retries what is left then')
 
     def _return(self, claim: gpu_record.Claim, seconds: float | None
                 ) -> bool:

@@ -225,8 +225,8 @@ class Applier:
         :param gpu: of a recent snapshot.
         :raises ChangeRefused: nothing was changed.
         :raises ChangeFailed: saying whether the rollback succeeded.
-        :raises NvmlError, SysfsError, JournalError: if the GPU or a record
-            cannot be read; nothing was changed.
+        :raises NvmlError, SysfsError, JournalError: if the GPU cannot be
+            read, or its record cannot be used; nothing was changed.
         """
         return self.transact(
             gpu, lambda now: self.plan(now, wanted, options), options,
@@ -247,21 +247,18 @@ class Applier:
         with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
             now = self._transactions.read(gpu)
             planned = decide(now)
-            status = Status.UNCHANGED
-            if not planned.is_empty:
-                now, pending = self._transactions.run(
-                    now, planned.steps,
-                    lambda gpu: self._settled(gpu, planned, remember),
-                    may_reset=options.may_reset)
-                status = Status.PENDING if pending else Status.CHANGED
-                LOG.info('GPU %(gpu)s: %(steps)s', {
-                    'gpu': gpu.address,
-                    'steps': '; '.join(map(str, planned.steps))})
-            else:
-                if self._records.read(gpu.address).change is not None:
-                    self._records.put(gpu.address, change=None)
-                self._remember(now, remember)
-            return status
+            if planned.is_empty:
+                self._records.put(gpu.address, change=None,
+                                  **self._remembered(now, remember))
+                return Status.UNCHANGED
+            now, pending = self._transactions.run(
+                now, planned.steps,
+                lambda gpu: self._settled(gpu, planned, remember),
+                may_reset=options.may_reset)
+            LOG.info('GPU %(gpu)s: %(steps)s', {
+                'gpu': gpu.address,
+                'steps': '; '.join(map(str, planned.steps))})
+            return Status.PENDING if pending else Status.CHANGED
 
     def apply_all(self, gpus: Sequence[tuple[model.Gpu, target.Wanted]],
                   options: Options = Options()) -> tuple[Outcome, ...]:
@@ -306,15 +303,6 @@ class Applier:
         if anew or self._records.read(now.address).layout is not None:
             return {'layout': self.saved(now)}
         return {}
-
-    def _remember(self, now: model.Gpu, anew: bool) -> None:
-        """Write the GPU's current layout to its record."""
-        try:
-            self._records.put(now.address, **self._remembered(now, anew))
-        except exception.JournalError as error:
-            LOG.warning('The layout of GPU %(gpu)s will not be restored after '
-                        'a reboot: '
-                        '%(error)s', {'gpu': now.address, 'error': error})
 
 
 def _switches(gpu: model.Gpu, wanted: target.Wanted) -> bool:

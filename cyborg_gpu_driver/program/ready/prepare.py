@@ -108,10 +108,10 @@ class RoleReader:
     def _in_role(self, gpu: model.Gpu, role: policy_module.Mode,
                  taken: list[change.Step]
                  ) -> tuple[model.Gpu, roles.RoleFacts]:
-        steps: list[change.Step] = []
+        before = len(taken)
         try:
             gpu = self._transactions.settle(
-                gpu, lambda now: self._settings.wants(now, role), steps)
+                gpu, lambda now: self._settings.wants(now, role), taken)
             problem = roles.unsupported(gpu, role)
             if problem:
                 return gpu, roles.RoleFacts(gpu.device_id, problem)
@@ -123,10 +123,9 @@ class RoleReader:
         except exception.GpuDriverError as error:
             return (self._reader.complete_gpu(gpu.address),
                     roles.RoleFacts(
-                        gpu.device_id, f'{steps[-1]}: {error}' if steps
-                        else str(error), is_doubtful=True))
-        finally:
-            taken.extend(steps)
+                        gpu.device_id, f'{taken[-1]}: {error}'
+                        if len(taken) > before else str(error),
+                        is_doubtful=True))
 
 
 _HARMLESS = frozenset({change.Action.SCHEDULER})
@@ -236,13 +235,7 @@ class Preparer:
         if not reason:
             if is_unread:
                 now = self._role_reader.take(now, taken)
-            # A separate list, because leaving a role may repeat a step that
-            # was taken for it.
-            last: list[change.Step] = []
-            try:
-                self._transactions.settle(now, wants, last)
-            finally:
-                taken.extend(last)
+            self._transactions.settle(now, wants, taken)
             if self._health.dead_functions(address) and any(
                     step.action is change.Action.DISABLE_FUNCTIONS
                     for step in taken):

@@ -219,9 +219,10 @@ class Transactions:
         :raises ChangeRefused, StepFailed, NvmlError, SysfsError: if the
             hardware refuses a step.
         """
+        before = len(taken)
         while left := readiness.steps(gpu, wants_of(gpu)):
             step = left[0]
-            if step in taken:
+            if step in taken[before:]:
                 raise exception.StepFailed(reason=f'"{step}" had no effect')
             taken.append(step)
             LOG.info('GPU %(gpu)s: %(step)s',

@@ -116,7 +116,7 @@ class AllocationTest(binder_case.BinderCase):
         self.assertEqual(1, len(self.asked))
         self.assertEqual(1, self.log.output.count('Binds go on'))
         over.set()
-        self.binder._admission._stuck.join(_SECONDS)
+        self.binder._admission._stuck.result(_SECONDS)
         self.assert_refused(3)
 
     def test_without_a_thread(self):
