@@ -237,18 +237,13 @@ class FixedVgpus:
             missing = _missing(now, planned)
             if not missing:
                 return Made(gpu.address)
-            self._records.put(gpu.address, fixed=gpu_record.FixedVgpus(
-                {**record.types, **{
-                    item.function: item.type_id for item in missing}},
-                record.instances | frozenset(planned.instances)))
             steps = self._creation(now, planned)
-            try:
-                self._transactions.run(
-                    now, steps, lambda gpu: self._check(governing, missing))
-            except exception.ChangeFailed:
-                if self._records.read(gpu.address).change is None:
-                    self._records.put(gpu.address, fixed=record)
-                raise
+            self._transactions.run(
+                now, steps, lambda gpu: self._check(governing, missing),
+                ahead={'fixed': gpu_record.FixedVgpus(
+                    {**record.types, **{
+                        item.function: item.type_id for item in missing}},
+                    record.instances | frozenset(planned.instances))})
             return Made(gpu.address, tuple(map(str, steps)))
 
     def _creation(self, gpu: model.Gpu, planned: fixed.FixedPlan
