@@ -297,7 +297,13 @@ class Maker:
               ) -> gpu_record.Claim:
         kind = self._kind(turn.asked.is_group)
         planned = claim = kind.claim(address, turn.asked, share)
-        self._records.put_claims(*claim.on_each())
+        try:
+            self._records.put_claims(*claim.on_each())
+        except exception.JournalError:
+            # A group may have some of its claims.
+            with contextlib.suppress(exception.JournalError):
+                self._records.remove_claims(claim.handle)
+            raise
         try:
             claim = kind.create(claim)
             # In this order: the room that is left is read without a lock,

@@ -161,6 +161,23 @@ class BindTest(group_case.GroupCase):
             self.assertEqual((), self.records.claims())
             self.assertEqual(set(GROUPS), self.free())
 
+    def test_a_claim_that_cannot_be_written_leaves_none(self):
+        handle = self.handle(5, 7)
+        last = self.offer(5, 7).members[-1]
+        write = self.records._write
+
+        def fail(address, *arguments):
+            if address == last:
+                raise exception.JournalError(path='x', reason='is full')
+            write(address, *arguments)
+
+        self.records._write = fail
+        self.assertRaises(exception.JournalError, self.running.binder.bind,
+                          *handle)
+        self.records._write = write
+        self.assertEqual((), self.records.claims())
+        self.assert_sound()
+
     def test_a_gpu_that_disappears_refuses_the_bind(self):
         read = live.LiveHost.refresh_gpu
 
