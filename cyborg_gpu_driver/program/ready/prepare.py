@@ -199,10 +199,11 @@ class Preparer:
                                    f'{taken[-1]}: {reason}'))
 
     def _prepare(self, gpu: model.Gpu, taken: list[change.Step]) -> Outcome:
-        rolled_back = (
-            self._settings.prepare
-            and self._records.read(gpu.address).change is not None
-            and self._transactions.recover(gpu, None))
+        rolled_back = False
+        if (self._settings.prepare
+                and self._records.read(gpu.address).change is not None):
+            with self._transactions.lock(gpu.address):
+                rolled_back = self._transactions.finish(gpu)
         if vfio.was_cut_off(self._machine, gpu):
             with self._transactions.lock(gpu.address):
                 rolled_back |= vfio.roll_back(

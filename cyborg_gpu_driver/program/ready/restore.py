@@ -108,10 +108,11 @@ class Restorer:
 
     def _restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
                  done: list[str]) -> None:
-        if self._transactions.recover(gpu):
-            done.append(transaction.RECOVERED)
         failed: list[str] = []
         with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
+            self._records.check_gpu(gpu.address)
+            if self._transactions.finish(gpu):
+                done.append(transaction.RECOVERED)
             record = dataclasses.replace(self._records.read(gpu.address),
                                          layout=saved)
             bound = any(claim.phase is gpu_record.Phase.BOUND

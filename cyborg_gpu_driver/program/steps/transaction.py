@@ -236,24 +236,13 @@ class Transactions:
             gpu = self.reader.complete_gpu(gpu.address)
         return gpu
 
-    def recover(self, gpu: model.Gpu,
-                seconds: float | None = locks.COMMAND_SECONDS) -> bool:
+    def finish(self, gpu: model.Gpu) -> bool:
         """Roll back the change that a dead process left.
 
-        Takes the GPU's lock.
-
-        :param seconds: how long to wait for the lock; see
-            :func:`cyborg_gpu_driver.locks.gpu`.
         :returns: whether there was such a change.
         :raises ChangeFailed: if it cannot be rolled back now.
         :raises JournalError: if the GPU's record cannot be used.
         """
-        with self.lock(gpu.address, seconds):
-            self.records.check_gpu(gpu.address)
-            return self.finish(gpu)
-
-    def finish(self, gpu: model.Gpu) -> bool:
-        """As :meth:`recover`, but the caller holds the GPU's lock."""
         change = self.records.read(gpu.address).change
         if change is None:
             return False

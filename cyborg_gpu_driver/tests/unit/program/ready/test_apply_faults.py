@@ -199,7 +199,7 @@ class LastingFaults(Scenario):
         self.machine.faults.fail('nvmlDeviceCreate*', 999, nth=2, times=None)
         self.assertRaises(exception.ChangeFailed, self.apply, _1g_10gb=6)
         self.machine.faults.clear()
-        self.transactions.recover(self.gpu)
+        self.transactions.finish(self.gpu)
         self.assertEqual(self.old, self.truth())
 
     def test_rollback_knows_what_an_earlier_change_made(self):
@@ -217,7 +217,7 @@ class LastingFaults(Scenario):
         self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
         self.assertRaises(exception.ChangeFailed, self.apply, _2g_20gb=2)
         self.machine.faults.clear()
-        self.transactions.recover(self.gpu)
+        self.transactions.finish(self.gpu)
         self.assertEqual(self.old, self.truth())
 
     def test_rollback_leaves_away_what_somebody_else_destroyed(self):
@@ -233,7 +233,7 @@ class LastingFaults(Scenario):
                 self.assertRaises(exception.ChangeFailed, self.apply,
                                   _1g_10gb=6)
                 self.machine.faults.clear()
-            self.assertTrue(self.transactions.recover(self.gpu))
+            self.assertTrue(self.transactions.finish(self.gpu))
             self.assertEqual(
                 [item for item in self.old[2] if item != gone],
                 self.truth()[2], again)
@@ -263,9 +263,9 @@ class LastingFaults(Scenario):
                 self.gpu.mig.profile_by_id(cut.profile_id).name
                 for cut in record.before.instances))
         self.machine.faults.clear()
-        self.assertTrue(self.transactions.recover(self.gpu))
+        self.assertTrue(self.transactions.finish(self.gpu))
         self.assertEqual(self.old, self.truth())
-        self.assertFalse(self.transactions.recover(self.gpu))
+        self.assertFalse(self.transactions.finish(self.gpu))
 
 
 class ModeFaults(SingleFaults):
@@ -308,7 +308,7 @@ class KilledProcess(Scenario):
         for point in points:
             self.assertTrue(self._killed_at(point))
             self.restart()
-            self.transactions.recover(self.gpu)
+            self.transactions.finish(self.gpu)
             self.assertIsNone(self.change_record())
             self.assertIn(self.truth(), (self.old, self.new), point)
             complete += self.truth() == self.new
@@ -327,10 +327,10 @@ class KilledProcess(Scenario):
     def test_restore_is_killed_too(self):
         for point in scope.some(range(30, 70, 7), each=3):
             self.assertTrue(self._killed_at(point))
-            self._killed(lambda: self.transactions.recover(self.gpu),
+            self._killed(lambda: self.transactions.finish(self.gpu),
                          _death_at(12))
             self.restart()
-            self.transactions.recover(self.gpu)
+            self.transactions.finish(self.gpu)
             self.assertIn(self.truth(), (self.old, self.new), point)
 
     def _points(self):
@@ -435,7 +435,7 @@ class UnderstoodStates(Scenario):
         self.assertIn('4711', self.change_record().problem)
         self.machine.faults.clear()
         self.machine.remove_process(4711)
-        self.transactions.recover(self.gpu)
+        self.transactions.finish(self.gpu)
         self.assertEqual(self.old, self.truth())
 
     def test_instance_of_another_that_appears_meanwhile_stays(self):
