@@ -106,6 +106,39 @@ class MeasureTest(InterferenceCase):
         self.assertEqual(json.loads(output),
                          self.rows('predict', '--file', self.path))
 
+    def test_file_of_applications(self):
+        file = self.directory / 'applications.yaml'
+        file.write_text('version: 1\napplications:\n  a: {command: "true"}\n')
+        self.measure('--file', file)
+        self.assertEqual(['a'], list(
+            json.loads(self.path.read_text())['pairs']))
+
+    def test_nothing_is_measured_twice(self):
+        self.measure('--application', f'a={self.counted()}')
+        first = self.path.read_text()
+        before = self.logged()
+        _, errors = self.measure('--application', f'a={self.counted()}')
+        self.assertEqual(before, self.logged())
+        self.assertNotIn('now a', errors)
+        self.assertEqual(first, self.path.read_text())
+        self.measure('--application', f'a={self.counted()}', '--force')
+        self.assertGreater(len(self.logged()), len(before))
+
+    def test_results_of_other_applications(self):
+        self.measure('--application', 'a=true')
+        before = self.path.read_text()
+        _, errors = self.measure('--application', 'a=false', code=1)
+        self.assertIn('--force', errors)
+        self.assertEqual(before, self.path.read_text())
+
+    def test_pair_that_fails(self):
+        _, errors = self.measure(
+            '--application', f'a={self.second_fails()}', code=1)
+        self.assertIn('Some pairs failed', errors)
+        row = self.rows('predict', '--file', self.path)[1]
+        self.assertEqual(('failed', 'a: exit code 7'),
+                         (row['Outcome'], row['Problem']))
+
     @unittest.skipUnless(importlib.util.find_spec('matplotlib'),
                          'matplotlib is not installed')
     def test_heat_map(self):
@@ -123,6 +156,13 @@ class MeasureTest(InterferenceCase):
                                      code=2)
         self.assertIn('--heat-map', errors)
         self.assertIn('needs the Python package matplotlib', errors)
+        self.assertFalse(self.path.exists())
+
+    def test_other_picture(self):
+        for name in 'map.jpg', 'map':
+            _, errors = self.measure(*self.TWO, '--heat-map', name, code=2)
+            self.assertIn(f"--heat-map: '{name}' does not end in .svg or "
+                          '.png', errors)
         self.assertFalse(self.path.exists())
 
     def test_ctrl_c(self):
@@ -148,6 +188,14 @@ class MeasureTest(InterferenceCase):
         self.assertEqual(
             ['a'], list(json.loads(self.path.read_text())['alone']))
 
+    def counted(self):
+        return f"sh -c 'echo x >> {self.log}'"
+
+    def second_fails(self):
+        """A command that succeeds only in its first run."""
+        return (f"sh -c '[ ! -e {self.directory}/fail ] || exit 7; "
+                f": > {self.directory}/fail'")
+
 
 class WrongOptionTest(InterferenceCase):
 
@@ -162,6 +210,19 @@ class WrongOptionTest(InterferenceCase):
     def test_error_names_it(self):
         self.assertIn(self.words, self.measure(*self.arguments, code=1)[1])
         self.assertFalse(self.path.exists())
+
+
+class WrongNumberTest(InterferenceCase):
+
+    scenarios = [(option, {'option': option, 'value': value})
+                 for option, value in (
+        ('--repeats', '0'), ('--warmups', '-1'), ('--timeout', 'nan'),
+        ('--oom-exit-code', '256'))]
+
+    def test_error_names_it(self):
+        _, errors = self.measure('--application', 'a=true', self.option,
+                                 self.value, code=2)
+        self.assertIn(self.option, errors)
 
 
 class PredictionTest(InterferenceCase):
@@ -181,6 +242,13 @@ class PredictionTest(InterferenceCase):
             [(row['Application'], row['Alone'], row['Slowdown'], row['End'])
              for row in rows])
 
+    def test_two_that_do_not_fit(self):
+        for arguments in ('b', 'b'), ('a', 'b', '--memory', 11):
+            output, errors = self.run_program(
+                'predict', '--file', self.path, *arguments)
+            self.assertIn('does not fit', output)
+            self.assertIn('do not fit together', errors)
+
     def test_plan(self):
         arguments = ('predict', '--file', self.path, '--gpus', 2, *'aabb')
         rows = self.rows(*arguments)
@@ -190,6 +258,20 @@ class PredictionTest(InterferenceCase):
         self.assertEqual([['a', 'b'], ['a', 'b']],
                          [sorted(row['Applications']) for row in rows[:2]])
         self.assertEqual({40.0}, {row['Makespan'] for row in rows[:2]})
+
+    def test_pair_whose_slowdown_cannot_be(self):
+        self.write({
+            'alone': {'a': {'seconds': [1]}},
+            'pairs': {'a': {'a': {'seconds': [5000]},
+                            'b': {'seconds': [2]}}},
+            'slowdown': {'a': {'b': 2}, 'b': {'a': 3}}})
+        rows = self.rows('predict', '--file', self.path)
+        self.assertEqual(
+            [('a', None, None), ('a', 'a', None), ('a', 'b', 2.0),
+             ('b', 'a', 3)],
+            [(row['Application'], row['Beside'], row['Slowdown'])
+             for row in rows])
+        self.assertIn('too short', rows[1]['Problem'])
 
     def test_the_example_in_the_documentation(self):
         admin = documents.SOURCE / 'admin'
@@ -202,6 +284,14 @@ class PredictionTest(InterferenceCase):
             'predict', '--file', admin / 'example-interference.json', '--gpus',
             2, 'matrix', 'gzip', 'sha256sum', 'sort')
         self.assertEqual('', errors)
+
+    def test_tables_are_narrow(self):
+        for arguments in (('predict', '--file', self.path),
+                          ('predict', '--file', self.path, 'a', 'b'),
+                          ('predict', '--file', self.path, '--gpus', 2,
+                           *'aaaaaabbbb')):
+            output = self.run_program(*arguments)[0]
+            self.assertLessEqual(max(map(len, output.splitlines())), 80)
 
 
 class WrongJobTest(InterferenceCase):

@@ -173,6 +173,13 @@ class LostTest(NumberCase):
             [row['status'] for row in json.loads(output)])
         self.assertNotIn('no NVIDIA GPU at', errors)
 
+    def test_prepare(self):
+        output, _ = self.run_on_host('gpu', 'prepare', '--dry-run', '-f',
+                                     'json', '2', code=1)
+        (row,) = json.loads(output)
+        self.assertEqual('not ready', row['result'])
+        self.assertIn('lost', row['reason'])
+
 
 class MixedTest(NumberCase):
     """Boards with MIG and one board without."""

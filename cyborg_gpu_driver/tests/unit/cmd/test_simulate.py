@@ -71,6 +71,10 @@ class RealRecordsTest(base.CommandCase):
         self.assertEqual(before, self.records())
         self.assertEqual(2, len(os.listdir(f'{state}.records/gpus')))
 
+    def test_an_empty_name_is_not_this_machine(self):
+        _, errors = self.run_program('--simulate', '', 'gpu', 'list', code=1)
+        self.assertIn('--simulate', errors)
+
 
 class ConfigurationTest(base.CommandCase):
 

@@ -147,6 +147,15 @@ class BundleTest(base.CommandCase):
         self.assertEqual({}, json.loads(files['index.json'])['missing'])
         self.assertIn('no answer', files['doctor.json'])
 
+    def test_wrong_policies(self):
+        self.config('', gpu='policies = lost')
+        _, files = self.bundle()
+        missing = json.loads(files['index.json'])['missing']
+        self.assertIn('lost', json.loads(
+            files['configuration.json'])['problem'])
+        self.assertIn('lost', missing['doctor.json'])
+        self.assertIn('log_file', missing['agent-log.txt'])
+
 
 class LogTest(base.CommandCase):
 
@@ -158,4 +167,3 @@ class LogTest(base.CommandCase):
                           os.path.dirname(path), 4)
         os.mkfifo(f'{path}.pipe')
         self.assertRaises(OSError, support_bundle._tail, f'{path}.pipe', 4)
-

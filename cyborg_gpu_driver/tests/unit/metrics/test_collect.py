@@ -222,6 +222,21 @@ class AgentTest(_Case):
             'cyborg_gpu_driver.record.uptime.now',
             lambda: ledger.Moment(boot, milliseconds)))
 
+    def test_an_audit_log_that_cannot_be_written_loses_no_time(self):
+        os.mkdir(os.path.join(self.state_path, 'audit.jsonl'))
+        self.be_at(1000)
+        self.agent.bind(*self.asked)
+        (entry,) = self.agent._records.claims()
+        self.be_at(61000)
+        self.agent.report()
+        self.assertEqual(60.0, self.seconds(
+            address=str(entry.gpu), profile=entry.profile, project=''))
+        self.be_at(3601000)
+        self.agent.unbind(*self.asked)
+        self.assertEqual(3600.0, self.seconds())
+        self.be_at(9999000)
+        self.assertEqual(3600.0, self.seconds())
+
     def test_a_clock_that_is_set_changes_no_time(self):
         for days in (-30, 30):
             self.asked = (*self.asked[:2], str(uuid.uuid4()))
@@ -236,6 +251,35 @@ class AgentTest(_Case):
             self.be_at(3000)
             self.agent.unbind(*self.asked)
         self.assertEqual(4.0, self.seconds())
+
+    def test_time_that_cannot_be_shown_is_left_out(self):
+        self.agent.bind(*self.asked)
+        self.agent.report()
+        self.seconds()
+        with open(os.path.join(self.state_path, 'uptime.json'), 'w',
+                  encoding='utf-8') as stream:
+            stream.write('no time')
+        found = self.scrape()
+        self.assertNotIn('cyborg_gpu_assigned_seconds_total', found)
+        self.assertEqual(1.0, self.one('unreadable_records'))
+
+    def test_the_project_of_a_server(self):
+        self.agent._node.conf.set_override('os_cloud', 'here', 'gpu')
+        self.placement.project = 'ours'
+        self.be_at(1000)
+        self.agent.bind(*self.asked)
+        (entry,) = self.agent._records.claims()
+        self.be_at(5000)
+        self.agent.report()
+        self.assertNotIn('cyborg_gpu_assigned_seconds_total', self.scrape())
+        observer = self.agent._observer
+        observer.claims(reconcile.Requests((reconcile.Request(
+            entry.handle, _ARQ, _SERVER, entry.function, entry.mdev_type),)))
+        for _ in range(3):
+            self.agent.report()
+        self.assertEqual(4.0, self.one('assigned_seconds_total',
+                                       project='ours'))
+        self.assertEqual([f'/allocations/{_SERVER}'], self.placement.asked)
 
     def test_xids_are_counted_from_the_start_of_the_agent(self):
         self.agent.bind(*self.asked)
@@ -399,4 +443,10 @@ class StateTest(_Case):
             'cyborg_gpu_driver.durable.write', slow))
         writer.write()
         self.assertEqual([True], ended)
+
+    def test_a_disk_that_is_full_stops_nobody(self):
+        with open(os.path.join(self.state_path, 'file'), 'wb'):
+            pass
+        state.StateWriter(
+            os.path.join(self.state_path, 'file'), 'host1').write()
 

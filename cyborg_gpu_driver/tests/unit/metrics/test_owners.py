@@ -154,6 +154,29 @@ class LibvirtTest(_Case):
         say(_TWO)
         self.assertEqual(_TWO, self.scrape()[name][0])
 
+    def test_two_virtual_machines_with_one_device(self):
+        claim = self.bind(self.handles[0])
+        for server in (_ONE, _TWO):
+            self.define(server, claim.handle)
+        self.watch.round()
+        self.assertEqual({claim.handle: ('', '', '')}, self.scrape())
+
+    def test_what_libvirt_said_long_ago_is_forgotten(self):
+        claim = self.bind(self.handles[0])
+        self.define(_ONE, claim.handle)
+        now = [claim.since + 1.0]
+        self.watch = owners.Watch(
+            domains.DomainReader(self.platform.libvirt), lambda: now[0])
+        self.watch.round()
+        self.machine.faults.fail('libvirt', 111, times=None)
+        now[0] += sampler.STALE - 1.0
+        for _ in range(2):
+            self.watch.round()
+        self.assertEqual(_ONE, self.scrape()[claim.handle][0])
+        self.assertEqual(1, len(self.log.about('not known from libvirt')))
+        now[0] += 1.0
+        self.assertEqual({claim.handle: ('', '', '')}, self.scrape())
+
     def test_a_group_of_gpus(self):
         members = self.addresses[:2]
         claim = gpu_record.Claim(

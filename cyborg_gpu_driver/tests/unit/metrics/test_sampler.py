@@ -30,6 +30,8 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
+_SOON = 0.5
+
 
 class _Case(base.SimulatedTestCase):
 
@@ -97,6 +99,14 @@ class SamplerTest(_Case):
             str(self.first)])
         self.assertEqual(1, len(self.log.about('has no sample')))
 
+    def test_no_nvml(self):
+        self.machine.unload_library()
+        self.sampler.round()
+        self.assertEqual({}, self.scrape('temperature_celsius'))
+        self.machine.load_library()
+        self.sampler.round()
+        self.assertEqual(4, len(self.scrape('temperature_celsius')))
+
 
 class HungTest(_Case):
 
@@ -144,6 +154,16 @@ class HungTest(_Case):
         self.assertEqual(0.0, self.scrape('hardware_sample_age_seconds')[
             str(self.first)])
 
+    def test_it_fails_at_once_from_then_on(self):
+        self.machine.hang_gpu(str(self.first))
+        self.nvml.timeout = _SOON
+        for _ in range(3):
+            self.sampler.round()
+        self.assertEqual(3.0, self.scrape('hardware_failed_samples_total')[
+            str(self.first)])
+        self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
+        self.assertEqual(3, len(self.scrape('temperature_celsius')))
+
 
 class OpenTest(_Case):
     """Which GPUs' device nodes the exporter has open."""
@@ -177,6 +197,14 @@ class OpenTest(_Case):
             'nvidia-474', '1g.5gb', gpu_record.Phase.BOUND),))
         self.sampler.round()
         self.assertIn(str(self.first), self.opened())
+
+    def test_a_record_that_cannot_be_read(self):
+        self.report('mig')
+        with open(os.path.join(self.state_path, 'gpus', f'{self.first}.json'),
+                  'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.sampler.round()
+        self.assertEqual(set(), self.opened())
 
     def test_nobody_could_ask_for_a_gpu_to_be_closed(self):
         real = sampler.Sampler(

@@ -18,6 +18,7 @@ import os
 import yaml
 
 from cyborg_gpu_driver.kubernetes import render
+from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
 
 
@@ -74,8 +75,40 @@ class LayoutTest(RenderCase):
             item['devices'] for item in found['files'][render.MIG_PARTED][
                 'mig-configs']['current']])
 
+    def test_every_simulated_host_can_be_rendered(self):
+        for host in files.names():
+            self.run_program('--simulate', self.part(host), 'kubernetes',
+                             'render',
+                             '--strategy', 'none', '--replicas', '2')
+
 
 class SeveralTest(RenderCase):
+
+    def layouts(self, found):
+        return list(found['files'][render.MIG_PARTED]['mig-configs'])
+
+    def test_several_of_a_file(self):
+        found = self.found('--layout', self.file, '--name', 'halves',
+                           '--name', 'off')
+        self.assertEqual(['all-disabled', 'halves', 'off'],
+                         self.layouts(found))
+        self.assertEqual({'halves': {'nvidia.com/gpu': 8},
+                          'off': {'nvidia.com/gpu': 4}},
+                         found['allocatable'])
+        _, errors = self.render('--layout', self.file, '--name', 'halves',
+                                '--name', 'off')
+        self.assertIn('on nodes of off for 4 x nvidia.com/gpu', errors)
+
+    def test_of_another_host(self):
+        directory = os.path.join(self.directory, 'values')
+        self.render('--layout', self.file, '--name', 'halves',
+                    '--strategy', 'mixed', '--output', directory)
+        found = self.found(
+            '--layout', self.file, '--name', 'off', '--merge',
+            os.path.join(directory, render.OPERATOR))
+        self.assertEqual(['all-disabled', 'halves', 'off'],
+                         self.layouts(found))
+        self.assertEqual('mixed', found['strategy'])
 
     def test_what_cannot_be(self):
         self.refused(('--name', 'a', '--name', 'b'), '--name', '--layout')
@@ -126,6 +159,14 @@ class OutputTest(RenderCase):
 
 class RefusalTest(RenderCase):
 
+    def test_sharing_that_cannot_be(self):
+        self.refused(('--strategy', 'none', '--replicas', '1'), '2 or more')
+        self.refused(('--strategy', 'none', '--replicas', '2', '--resource',
+                      'mig-1g.10gb'), 'offers nvidia.com/gpu')
+        for option in (('--sharing', 'mps'), ('--resource', 'gpu'),
+                       ('--rename',), ('--allow-several',)):
+            self.refused(option, option[0], '--replicas')
+
     def test_layouts_that_do_not_suit(self):
         for name, word in (('unknown', '1g.5gb'), ('too-much', 'at most 2'),
                            ('nowhere', 'no GPU 8'), ('none', 'mixed')):
@@ -148,4 +189,8 @@ class RefusalTest(RenderCase):
         self.refused((), 'GPU 0 (0000:18:00.0) cannot be reached: lost')
         found = self.found('--gpu', '3', '--strategy', 'none')
         self.assertEqual({'nvidia.com/gpu': 1}, found['allocatable'])
+
+    def test_output_that_cannot_be_written(self):
+        self.refused(('--strategy', 'none', '--output', self.file),
+                     '--output', self.file)
 

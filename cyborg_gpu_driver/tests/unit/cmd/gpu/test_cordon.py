@@ -27,6 +27,7 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _HANDLE = '3d1a1d0e-1c5c-4d8c-9a3b-0a6b0f0a3c11'
+_GONE = model.PciAddress.parse('0000:fe:00.0')
 
 
 class CordonCase(base.CommandCase):
@@ -50,6 +51,20 @@ class CordonCase(base.CommandCase):
         output, errors = self.run_program(
             '--config-file', self.conf, *arguments, '-f', 'json', code=code)
         return json.loads(output), errors
+
+    def lose_with_a_server(self):
+        """Leave the record of a GPU that a server had when it was lost."""
+        store.of(self.state_path).put(_GONE, claims=(gpu_record.Claim(
+            _HANDLE, _GONE, _GONE, 'nvidia-689', '1g.6gb',
+            gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
+
+    def without_gpus(self):
+        """A file with a simulated host that has no GPU."""
+        path = self.useFixture(fixtures.TempDir()).join('empty.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write("driver_version: '550.144.02'\n"
+                         'cuda_version: 12040\ngpus: []\n')
+        return path
 
     def cordon(self, *gpus, reason='a fan'):
         return self.run_json('gpu', 'cordon', *gpus, '--reason', reason)[0]
@@ -85,6 +100,17 @@ class CordonTest(CordonCase):
                 row['total'] if row['address'] == str(self.one) else 0,
                 row['reserved'])
 
+    def test_what_cyborg_has_disabled_stays_so(self):
+        self.gpu_cordons.note_disabled(frozenset({self.one}))
+        self.cordon(str(self.one))
+        (row,), errors = self.run_json('gpu', 'uncordon', str(self.one),
+                                       code=1)
+        self.assertTrue(row['cordoned'])
+        self.assertIn(f'GPU {self.one} is still cordoned: disabled in Cyborg',
+                      errors)
+        self.assertRegex(errors, 'openstack gpu uncordon .* '
+                         + str(self.one))
+
     def test_a_gpu_that_is_gone(self):
         gone = model.PciAddress.parse('0000:fe:00.0')
         self.gpu_cordons.add(gone, 'root', 'a fan')
@@ -94,6 +120,21 @@ class CordonTest(CordonCase):
             '--config-file', self.conf, 'gpu', 'cordon', str(gone),
             '--reason', 'a fan', code=1)
         self.assertIn(str(gone), errors)
+
+    def test_a_gpu_that_is_gone_with_its_servers(self):
+        self.lose_with_a_server()
+        self.assertEqual([*self.all, str(_GONE)], [
+            row['address'] for row in self.cordon('--all')])
+        self.run_json('gpu', 'uncordon', '--all')
+        self.assertEqual([str(_GONE)], [
+            row['address'] for row in self.cordon(str(_GONE))])
+
+    def test_a_host_without_gpus(self):
+        for command in (('cordon', '--reason', 'a fan'), ('uncordon',)):
+            _, errors = self.run_program(
+                '--config-file', '/dev/null', '--simulate',
+                self.without_gpus(), 'gpu', *command, '--all', code=1)
+            self.assertIn('it has no NVIDIA GPU', errors)
 
     def test_no_gpu_is_cordoned_without_its_name_and_a_good_reason(self):
         for command in (('cordon', '--all'), ('cordon', '--reason', 'x'),
@@ -130,6 +171,17 @@ class CordonTest(CordonCase):
         self.assertEqual(3, len(written))
         self.assertRegex(
             errors, f'GPU {self.one}: Placement was not updated: .*broken')
+
+    def test_a_gpu_that_is_left_alone(self):
+        with open(self.conf, 'a', encoding='utf-8') as stream:
+            stream.write(f'ignored_devices = {self.one}\n')
+        self.assertEqual(self.all[1:], [
+            row['address'] for row in self.cordon('--all')])
+        _, errors = self.run_program(
+            '--config-file', self.conf, 'gpu', 'cordon', str(self.one),
+            '--reason', 'a fan', code=1)
+        self.assertIn('it is in [gpu] ignored_devices', errors)
+        self.assertEqual((), self.gpu_cordons.of(self.one))
 
     def test_who_used_sudo(self):
         self.useFixture(fixtures.EnvironmentVariable('SUDO_USER', 'ann'))

@@ -81,6 +81,12 @@ class FabricTest(base.CommandCase):
                                      '--max-width', '120')
         self.assertIn(f'4 inactive: modules 2, 4 for {handle}', output)
 
+    def test_a_fabric_manager_that_was_restarted(self):
+        self.machine.start_fabric_manager(restart=True)
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.waiting = False
+        self.assertEqual([0, 1, 4, 8], [*self.partitions(self.host, '0')])
+
     def test_why_there_are_none(self):
         self.machine.configure_fabric_manager(mode=0)
         self.machine.start_fabric_manager()

@@ -18,6 +18,7 @@ import os
 
 import fixtures
 
+from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -62,6 +63,20 @@ class MapTest(base.CommandCase):
         self.assertEqual(0, code)
         self.assertIn('│     2g.12gb     │', output)
         self.assertIn('│*5a1e7b0c-0000-4…│', output)
+
+    def test_a_terminal_has_colours(self):
+        for environment, colours in (({}, True), ({'NO_COLOR': '1'}, False)):
+            with fixtures.EnvironmentVariable(
+                    'NO_COLOR', environment.get('NO_COLOR')):
+                terminal = command._Output()
+                terminal.isatty = lambda: True
+                program = main.CyborgGpu()
+                self.addCleanup(program.close)
+                program.stdout = terminal
+                self.assertEqual(0, program.run(
+                    ['--simulate', 'a30x4', 'gpu', 'map']))
+                self.assertEqual(colours,
+                                 '\x1b[32m' in terminal.getvalue())
 
     def test_every_state_has_a_colour(self):
         self.assertEqual(

@@ -99,6 +99,18 @@ class PrepareTest(base.CommandCase):
         row = self.prepare(GPU, code=1)[GPU]
         self.assertIn('is not a cyborg-gpu GPU', row['reason'])
 
+    def test_a_gpu_that_is_left_alone(self):
+        with open(self.conf, 'a', encoding='utf-8') as stream:
+            stream.write(f'[gpu]\nignored_devices = {GPU}\n')
+        self.assertNotIn(GPU, self.prepare('--all', '--dry-run'))
+        _, errors = self.run_on_host('gpu', 'prepare', GPU, code=1)
+        self.assertIn(f'GPU {GPU}: it is in [gpu] ignored_devices', errors)
+
+    def test_unknown_gpu(self):
+        _, errors = self.run_on_host('gpu', 'prepare', '0000:00:00.0',
+                                     code=1)
+        self.assertIn('0000:00:00.0', errors)
+
     def test_restore_does_it_too_and_says_so(self):
         output, errors = self.run_on_host('layout', 'restore')
         self.assertIn(f'{GPU}: turn MIG mode on\n', errors)
@@ -108,4 +120,3 @@ class PrepareTest(base.CommandCase):
         output, _ = self.run_on_host('layout', 'restore', '-o', 'json')
         self.assertEqual({'unchanged'}, {row['status'] for row
                                          in json.loads(output)})
-

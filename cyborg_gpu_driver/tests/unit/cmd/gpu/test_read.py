@@ -124,6 +124,13 @@ class OfferListTest(base.CommandCase):
 
 class GpuShowTest(base.CommandCase):
 
+    def test_programs_get_no_picture(self):
+        shown = self.rows('--simulate', 'dgx-a100-40', 'gpu', 'show',
+                          '0000:07:00.0')
+        self.assertEqual('enabled', shown['mig_mode'])
+        self.assertEqual(7, len(shown['mig_profiles']))
+        self.assertEqual(7, len(shown['nvlink_peers']))
+
     def test_a_bad_and_an_unknown_address(self):
         _, errors = self.run_program('--simulate', 'mixed', 'gpu', 'show',
                                      'x', code=1)

@@ -25,6 +25,7 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _L40S = '0000:16:00.0'
+_A100 = '0000:41:00.0'
 _T4 = '0000:3b:00.0'
 
 
@@ -44,6 +45,10 @@ class VgpuCase(base.CommandCase):
     def shown(self, *arguments):
         return self.rows('--simulate', self.host, '--state', self.state,
                          'gpu', *arguments)
+
+    def printed(self, *arguments):
+        return self.run_program('--simulate', self.host, '--state',
+                                self.state, 'gpu', *arguments)[0]
 
 
 class VendorTest(VgpuCase):
@@ -91,6 +96,11 @@ class VendorTest(VgpuCase):
                          (second['current_type'], second['creatable_types'],
                           second['placement_id']))
 
+    def test_for_people(self):
+        text = self.printed('show', _L40S)
+        self.assertIn(f'{self.function} L40S-24Q', text)
+        self.assertIn('vgpu_mixed_sizes', text)
+
 
 class MdevTest(VgpuCase):
 
@@ -115,6 +125,28 @@ class MdevTest(VgpuCase):
               'uuid': self.uuid, 'gpu_instance_id': None}], shown['vgpus'])
         self.assertEqual([self.uuid],
                          [mdev['uuid'] for mdev in shown['mdevs']])
+
+
+class CreatableTest(VgpuCase):
+    """The vGPU types that can be created as mdevs on virtual functions."""
+
+    def _functions(self):
+        return self.shown('show', _A100)['virtual_functions']
+
+    def test_time_sliced(self):
+        self.use('mixed')
+        self.world.sriov_manage(_A100, enable=False)
+        nvml = self.platform.nvml
+        nvml.set_mig_mode(nvml.device(model.PciAddress.parse(_A100)), False)
+        self.world.reset_gpu(_A100)
+        self.world.sriov_manage(_A100)
+        first, second, *_ = self._functions()
+        self.assertIn(620, first['creatable_types'])
+        self.write(str(uuid.uuid4()), first['address'],
+                   'mdev_supported_types', 'nvidia-620', 'create')
+        first, second, *_ = self._functions()
+        self.assertEqual(([], [620]), (first['creatable_types'],
+                                       second['creatable_types']))
 
 
 class SharedInstanceTest(VgpuCase):

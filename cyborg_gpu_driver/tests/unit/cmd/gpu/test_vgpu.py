@@ -96,6 +96,21 @@ class MdevTest(VgpuCase):
         self.assertEqual(('none', '?'), (second['owner'], second['orphan']))
         self.assertIn('| owner', self.vgpu('list', '--long')[0])
 
+    def test_only_orphans_are_listed(self):
+        self.machine.start_guest(_UUIDS[1])
+        self.assertEqual(
+            ['no', 'no', '?'], [row['orphan'] for row in self.listed()])
+        (row,) = self.listed('--orphans')
+        self.assertEqual(_UUIDS[2], row['name'])
+
+    def test_why_something_is_not_known_is_said(self):
+        with self.machine.operation(write=True):
+            self.machine.gpu(self.gpu).state.lost = True
+        rows = self.listed()
+        self.assertEqual(['?'] * 3, [row['guest'] for row in rows])
+        self.assertEqual(['no', '?', '?'], [row['orphan'] for row in rows])
+        self.assertIn(f'{_UUIDS[1]}: ', self.vgpu('list')[1])
+
     def test_all_orphans_need_a_cloud(self):
         _, errors = self.vgpu('clean', '--orphans', '--yes', code=1)
         self.assertIn('--without-cloud', errors)

@@ -139,6 +139,11 @@ class RefusalTest(layouts.LayoutCase):
         _, errors = self.assert_layout('mixed', code=1)
         self.assertIn('GPU 0', errors)
 
+    def test_no_nvml(self):
+        self.host, self.state = 't4x4', self.state + '.t4'
+        self.machine().unload_library()
+        self.refused(('--layout-file', self.file, '-c', 'off'), 'NVML')
+
     def instances(self, index):
         return (super().instances(index)
                 if index < len(self.machine().gpus) else None)
@@ -191,6 +196,10 @@ class FileTest(layouts.LayoutCase):
         output, errors = self.layout('export', code=1)
         self.assertEqual('', output)
         self.assertIn('has no compute instance', ' '.join(errors.split()))
+
+    def test_export_in_json(self):
+        content = json.loads(self.layout('export', '-o', 'json')[0])
+        self.assertEqual('v1', content['version'])
 
 
 

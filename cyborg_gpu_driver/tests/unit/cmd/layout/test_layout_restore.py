@@ -17,6 +17,8 @@ import os
 
 import fixtures
 
+from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
@@ -47,6 +49,14 @@ class RestoreTest(layouts.LayoutCase):
         self.assertIn(f"--checkpoint-file '{path}.not' is not valid: there "
                       'is no such file', errors)
 
+    def test_a_checkpoint_makes_no_directory(self):
+        directory = os.path.join(self.directory, 'typo')
+        _, errors = self.layout('checkpoint', '--checkpoint-file',
+                                os.path.join(directory, 'c.json'), code=1)
+        self.assertIn('--checkpoint-file', errors)
+        self.assertIn(f'there is no directory {directory}', errors)
+        self.assertFalse(os.path.exists(directory))
+
     def test_nothing_to_restore(self):
         output, _ = self.layout('restore', '-o', 'json')
         self.assertEqual({'unchanged'}, {
@@ -57,6 +67,51 @@ class RestoreTest(layouts.LayoutCase):
         self.machine().bind_driver(layouts.GPU, 'vfio-pci')
         _, errors = self.layout('restore', code=1)
         self.assertIn(layouts.GPU, errors)
+
+    def test_killed_apply(self):
+        """Each GPU is as before or complete; a new apply then finishes."""
+        self.apply('halves')
+        before = [self.instances(index) for index in range(self.gpus)]
+        self.assertEqual(9, self.killed('mixed', 12))
+        _, errors = self.assert_layout('halves', code=1)
+        self.assertIn('an earlier change was interrupted: step', errors)
+        self.layout('restore')
+        found = [self.instances(index) for index in range(self.gpus)]
+        self.assertEqual({None}, {
+            record.change for record
+            in store.of(self.state_path).records().values()})
+        self.apply('mixed')
+        self.assert_layout('mixed')
+        # The command changes several GPUs at once.
+        for index in range(self.gpus):
+            self.assertIn(found[index],
+                          (before[index], self.instances(index)))
+
+    def killed(self, name, calls):
+        """Apply in a process that dies after ``calls`` mutating calls."""
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        try:
+            load = simulator.Machine.load.__func__
+
+            def loaded(cls, *arguments):
+                machine = load(cls, *arguments)
+                left = iter(range(calls))
+                for symbol in ('nvmlGpuInstanceDestroy',
+                               'nvmlDeviceCreateGpuInstanceWithPlacement'):
+                    machine.faults.delay(
+                        symbol, 0, lambda _: next(left, None) is None
+                        and os._exit(9))
+                return machine
+
+            simulator.Machine.load = classmethod(loaded)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            main.main(['--config-file', self.conf, '--simulate', self.host,
+                       '--state', self.state, 'layout', 'apply', '-f',
+                       self.file, '-c', name])
+        finally:
+            os._exit(1)
 
 
 class SeveralGpusTest(base.CommandCase):
@@ -137,4 +192,3 @@ class InstanceTest(layouts.LayoutCase):
         self.layout('restore')
         self.assertEqual(1, len(self.instances(3)))
         self.assertEqual(6, len(self.instances(1)))
-
