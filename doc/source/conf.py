@@ -12,6 +12,13 @@
 
 """How Sphinx builds the documentation."""
 
+from docutils import nodes
+from docutils import statemachine
+from docutils.parsers import rst
+
+from cyborg_gpu_driver.cloud import request
+from cyborg_gpu_driver.metrics import definitions
+
 extensions = [
     'cliff.sphinxext',
     'openstackdocstheme',
@@ -38,3 +45,37 @@ man_pages = [
     ('cli/openstack', 'openstack-gpu', 'the GPUs of an OpenStack cloud',
      '', 1),
 ]
+
+
+class Generated(rst.Directive):
+    """Write a definition list from the code: one of the keys below."""
+
+    required_arguments = 1
+
+    def run(self):
+        """Return the definition list."""
+        items = {
+            'metrics-of-agent': map(_metric, definitions.METRICS),
+            'metrics-of-hardware': map(_metric, definitions.SAMPLED),
+            'labels': definitions.LABELS.items(),
+            'reasons': ((reason.name, f'{reason.value}.')
+                        for reason in request.Reason),
+        }[self.arguments[0]]
+        lines = [line for name, text in items
+                 for line in (f'``{name}``', f'   {text}', '')]
+        parent = nodes.Element()
+        self.state.nested_parse(
+            statemachine.StringList(lines, __file__), self.content_offset,
+            parent)
+        return parent.children
+
+
+def _metric(metric):
+    labels = ', '.join(f'``{label}``' for label in metric.labels)
+    return (metric.full_name,
+            f'*{metric.kind.value}*. {metric.help} Labels: {labels}.')
+
+
+def setup(app):
+    """Add the directive."""
+    app.add_directive('generated', Generated)

@@ -12,7 +12,6 @@
 """Each reason why a request cannot be scheduled, and its text."""
 
 import dataclasses
-import os
 
 import testscenarios
 from oslotest import base
@@ -24,8 +23,6 @@ from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
-_GUIDE = os.path.join(os.path.dirname(__file__), *['..'] * 5, 'doc',
-                      'source', 'admin', 'explain.rst')
 _UUID = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
 _HOLD = ('s1',)
 
@@ -222,14 +219,9 @@ class ReasonTest(testscenarios.TestWithScenarios, base.BaseTestCase):
 
 class CompletenessTest(base.BaseTestCase):
 
-    def test_every_reason_has_a_case_and_a_place_in_the_guide(self):
+    def test_every_reason_has_a_case(self):
         self.assertEqual({reason.name for reason in request.Reason},
                          {*_REFUSED, *_HINTS})
-        with open(_GUIDE, encoding='utf-8') as stream:
-            text = stream.read()
-        self.assertEqual([], [
-            reason.name for reason in request.Reason
-            if f'``{reason.name}``' not in text])
 
 
 class VerdictTest(base.BaseTestCase):
