@@ -31,7 +31,6 @@ from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.interference import commands
-from cyborg_gpu_driver.tests.unit.tools import documents
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
@@ -272,18 +271,6 @@ class PredictionTest(InterferenceCase):
             [(row['Application'], row['Beside'], row['Slowdown'])
              for row in rows])
         self.assertIn('too short', rows[1]['Problem'])
-
-    def test_the_example_in_the_documentation(self):
-        admin = documents.SOURCE / 'admin'
-        output = self.run_program(
-            'predict', '--file', admin / 'example-interference.json')[0]
-        page = documents.text(admin / 'interference.rst')
-        for line in output.splitlines():
-            self.assertIn(f'   {line}\n', page)
-        _, errors = self.run_program(
-            'predict', '--file', admin / 'example-interference.json', '--gpus',
-            2, 'matrix', 'gzip', 'sha256sum', 'sort')
-        self.assertEqual('', errors)
 
     def test_tables_are_narrow(self):
         for arguments in (('predict', '--file', self.path),
