@@ -254,7 +254,8 @@ class KillCase(base.BaseTestCase):
         # a server may have it through Cyborg's own driver.
         (gpu,) = running._host.host().gpus
         first = next(
-            one for deployable in running._build(gpu).deployables
+            one for deployable in running._node.device(
+                gpu, running._offers(gpu)).deployables
             for one in deployable.handles)
         return str(first.address), first.asked_type, handle
 

@@ -383,4 +383,3 @@ def _run(*command):
     if done.returncode == 0:
         return ''
     return done.stderr.strip() or f'{command[0]} failed'
-

@@ -58,4 +58,3 @@ class AllocationTest(test_mig.OneGpuCase):
             self.cloud.unbind(server)
         self.report()
         self.assertEqual(self.untouched, self.everything())
-

@@ -147,4 +147,3 @@ class BenchmarkTest(base.BaseTestCase):
                 1)
         self.assertLess(
             found['explain: requests at 10000 hosts'].value, 250)
-

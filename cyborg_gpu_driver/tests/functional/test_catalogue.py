@@ -254,4 +254,3 @@ class SyncTest(OperatorCase):
         self.assertEqual(['slice'], [*self.device_profiles()])
         self.openstack = working
         self.assertEqual({'whole': ('create', 'done')}, self.sync())
-

@@ -230,4 +230,3 @@ class SliceTest(gpu_cloud.GpuTestCase):
         ended = dict(records[1].evidence)
         self.assertLessEqual(first.evidence['since'], ended.pop('until'))
         self.assertEqual(first.evidence, ended)
-

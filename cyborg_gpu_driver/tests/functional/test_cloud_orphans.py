@@ -301,4 +301,3 @@ class NoServiceTest(OrphanCase):
         self.assertEqual(1, len(self.mdevs()))
         self.assertEqual(2, len(self.listed()[0]))
         self.cloud.unbind(server)
-

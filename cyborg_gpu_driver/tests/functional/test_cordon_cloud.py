@@ -221,4 +221,3 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertEqual(
             SECOND.split(':')[1],
             self.cloud.bind(self.large).arqs[0]['attach_handle_info']['bus'])
-

@@ -55,4 +55,3 @@ class DeadlineTest(test_mig.OneGpuCase):
         self.cloud.unbind(self.cloud.bind(small))
         self.assertEqual(self.untouched['placement'],
                          self.cloud.placement.snapshot())
-

@@ -179,4 +179,3 @@ class ApplyTest(test_disable.DisableCase):
             exception.CloudError, applying.run, plan)
         self.assertIn('no longer makes room', str(error))
         self.assertEqual([], self.said)
-

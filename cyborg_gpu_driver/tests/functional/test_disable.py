@@ -134,4 +134,3 @@ class DisableTest(DisableCase):
         return [item['total'] - item['reserved'] for item
                 in self.cloud.placement.inventories(
                     self.cloud.provider(name)['uuid']).values()]
-

@@ -204,4 +204,3 @@ class NoGpuTest(base.TestCase):
         self.assertEqual(1, said.output.count(
             'This host has no NVIDIA GPU'))
         self.assertEqual(1, said.output.count('NVML is not available'))
-

@@ -213,4 +213,3 @@ class WithoutMdevTest(gpu_cloud.GpuTestCase):
             self.report()
             self.assertEqual(idle, self.reserved())
             self.assertEqual(is_sliced, self.hardware().mig)
-

@@ -225,4 +225,3 @@ class WalkTest(test_elastic.ElasticCase):
         elif found:
             self.assertEqual(('nvidia', found == {'slice'}),
                              (driver, sliced))
-

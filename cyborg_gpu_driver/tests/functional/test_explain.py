@@ -102,4 +102,3 @@ class OtherUserTest(explain_case.ExplainCase):
         self.assertIn('role admin', str(self.assertRaises(
             exception.CloudError, self.openstack.run,
             explain.ExplainRequest, '--profile', self.profile(SLICE))))
-

@@ -170,4 +170,3 @@ class DriverTest(ImageCase):
         self.hardware.load_library()
         self.boot()
         self.assertEqual([_MIXED] * 2, self.gpus())
-

@@ -145,4 +145,3 @@ class EventTest(gpu_cloud.GpuTestCase):
 
     def threads(self):
         return [thread.name for thread in threading.enumerate()]
-

@@ -165,4 +165,3 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         command.send_signal(signal.SIGINT)
         command.communicate(timeout=scope.HANG)
         self.assertNotEqual(0, command.returncode)
-

@@ -38,7 +38,6 @@ _MIG = {'mode': 'mig', 'profiles': ['2g.10gb']}
 _VGPU = {'mode': 'vgpu', 'vgpu_types': ['A100X-10C']}
 _MIXED = {'mode': 'vgpu', 'vgpu_types': ['A100X-10C', 'A100X-20C'],
           'mixed_sizes': True, 'vgpu_scheduler': 'equal-share'}
-_NOVAS = {'nova_vfio_handles': False}
 _PAIR = 'nvlink-2'
 _CLASS = 'PGPU'
 
@@ -209,7 +208,6 @@ class FixedTest(kill_case.KillCase):
     """A report makes fixed vGPUs, or removes them for another policy."""
 
     framework = 'vendor-vfio'
-    gpu_options = _NOVAS
     each = 10
     scenarios = scope.first(
         ('slices', {'options': {'mode': 'mig', 'fixed_vgpus':
@@ -411,7 +409,8 @@ class TakeRoleTest(kill_case.KillCase):
 
         def read(running):
             (gpu,) = running._host.host().gpus
-            for one in running._build(gpu).deployables:
+            for one in running._node.device(
+                    gpu, running._offers(gpu)).deployables:
                 handle = one.handles[0]
                 if handle.asked_type:
                     found.append((str(handle.address), handle.asked_type))

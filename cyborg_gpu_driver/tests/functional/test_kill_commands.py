@@ -311,7 +311,7 @@ class FirstBootTest(kill_case.KillCase):
                 # JSON is YAML.
                 json.dump(_LAYOUT, stream)
             return self.command('firstboot', '--layout-file', path,
-                                '--metadata-timeout', '0', number=number)
+                                number=number)
 
         def check():
             if self.number % 2:
@@ -393,7 +393,8 @@ class RepairCase(kill_case.KillCase):
             there.publish = lambda address: None
             reconcile.Reconciler(
                 there.platform, there.live, there.records, there.settings,
-                there.vgpus, there.rebuilder, there.repairer, there,
+                there.switches, there.nvlink_groups, there.vgpus,
+                there.rebuilder, there.repairer, there,
                 grace=0).look()
 
         return self.process(work, number)

@@ -194,4 +194,3 @@ class RaceTest(OneGpuCase):
         for server, bindings in claims:
             nova.delete_server(server, list(bindings))
         return len(bound)
-

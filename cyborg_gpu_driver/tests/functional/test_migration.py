@@ -127,4 +127,3 @@ class ReadyTest(MigrationCase):
     def modes(self, address):
         state = self.hardware(address)
         return state.mig, state.vfs
-

@@ -92,4 +92,3 @@ class BindTest(NvlinkCase):
         self.assertEqual(0, code, errors)
         self.report()
         self.assertEqual({1: 3, 2: 1, 4: 0}, self.room())
-

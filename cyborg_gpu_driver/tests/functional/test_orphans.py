@@ -185,4 +185,3 @@ class VendorVfioTest(OrphanCase):
         self.cloud.unbind(server)
         self.report()
         self.assertEqual(self.untouched, self.everything())
-

@@ -114,4 +114,3 @@ class FullDiskTest(outages.OutageCase):
             self.suffer('No space left on device', left=1)
         self.assertEqual(files, self.files())
         self.assert_all_right()
-

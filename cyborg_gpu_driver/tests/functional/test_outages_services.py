@@ -15,6 +15,9 @@
 The agent survives, logs the trouble once, and all is right afterwards.
 """
 
+import contextlib
+from unittest import mock
+
 import oslo_messaging
 from cyborg.api import app as cyborg_app
 from cyborg.conductor import rpcapi
@@ -22,6 +25,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import outages
+from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 
@@ -36,6 +40,20 @@ class PlacementCase(outages.OutageCase):
             cfg.CONF.set_override(name, value, group='placement')
             self.addCleanup(cfg.CONF.clear_override, name, group='placement')
         return cloud
+
+    @contextlib.contextmanager
+    def silent(self, timeout: float = 1.0):
+        """Answer nothing during the block.
+
+        :param timeout: seconds that the agent's client waits meanwhile.
+            Before and after the block it waits longer, because Placement can
+            be slow on a busy machine.
+        """
+        session = (self.driver._running()._reserved_writer._tree.client._client
+                   .session)
+        with (mock.patch.object(session, 'timeout', timeout),
+              self.door.silent()):
+            yield
 
 
 class PlacementTest(PlacementCase):
@@ -59,6 +77,16 @@ class PlacementTest(PlacementCase):
     def test_refused(self):
         self.check(self.door.shut)
 
+class WholeGpuTest(PlacementCase):
+    """GPUs in passthrough mode, whose users only Placement knows."""
+
+    machine = 'mixed'
+    overrides = {'gpu': {'policies': 'one', 'clean_whole_gpus': True},
+                 'gpu_policy:one': {'mode': 'passthrough'}}
+
+    def start(self, **overrides):
+        test_mig.OneGpuCase.start(self, **overrides)
+        self.watch_log()
 
 class ConductorCase(outages.OutageCase):
 
@@ -129,6 +157,9 @@ class LostReportTest(ConductorCase):
         self.assertNotIn('2g.20gb', self.reserved())
 
 
+class PlacementOfAllTest(PlacementCase):
+    """The conductor does not reach Placement either: it refuses reports."""
+
 class CloudTest(outages.OutageCase):
     """The cloud that ``[gpu] os_cloud`` names does not answer."""
 
@@ -171,4 +202,3 @@ class CloudTest(outages.OutageCase):
         self.busy = False
         self.cloud.unbind(self.going)
         self.assert_all_right()
-

@@ -96,4 +96,3 @@ class SlicedTest(PrepareCase):
         self.report()
         self.assertEqual((False, 20), self.is_now())
         self.assertEqual({'A100DX-8C'}, self.labels())
-

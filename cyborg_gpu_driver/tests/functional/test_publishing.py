@@ -40,4 +40,3 @@ class RefusedTest(test_outages_services.PlacementCase):
                              self.reserved())
         self.cloud.report()
         self.assertEqual(right, self.reserved())
-

@@ -231,6 +231,15 @@ class HandleTest(ReconcileCase):
         self.assert_named_once(self.reports(), 'There are no differences')
         self.doctor()
 
+    def write_reserved(self, label, reserved):
+        provider = self.cloud.provider(self.name(label))
+        resource_class, inventory = self.cloud.inventory(self.name(label))
+        self.cloud.placement.put(
+            f'/resource_providers/{provider["uuid"]}/inventories/'
+            + resource_class, {
+                **inventory, 'reserved': reserved,
+                'resource_provider_generation': provider['generation']})
+
     def test_what_is_made_by_hand_is_left_alone(self):
         with self.world.operation():
             function = self.world.gpu(self.gpu).vf_addresses[-1]
@@ -244,7 +253,7 @@ class HandleTest(ReconcileCase):
             pynvml.nvmlShutdown()
         (kind,) = [deployable for device in self.driver._agent.report()
                    for deployable in device.deployables
-                   if deployable.profile == '1g.10gb']
+                   if deployable.offer.profile == '1g.10gb']
         self.sysfs().write(
             _UUID, 'class', 'mdev_bus', function, 'mdev_supported_types',
             kind.handles[0].asked_type, 'create')
@@ -300,7 +309,6 @@ class LostJournalTest(ReconcileCase):
         self.lose('{')
         self.come_back()
 
-
 class LostVfioJournalTest(ReconcileCase):
 
     machine = 'a100x4-vfio'
@@ -324,4 +332,3 @@ class LostVfioJournalTest(ReconcileCase):
         self.cloud.unbind(server)
         self.uncordon()
         self.clean()
-

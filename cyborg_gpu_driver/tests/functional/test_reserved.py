@@ -315,4 +315,3 @@ class TenantTest(ReservedCase):
         self.client.before_put = lambda url: self.use(self.one)
         self.assertIsNone(self.writer.close(self.one, _CLASS, seen))
         self.assertEqual([0, 0], self.reserved())
-

@@ -80,4 +80,3 @@ class SteadyTest(gpu_cloud.GpuTestCase):
         steady._clock = lambda: now + drift.INTERVAL
         self.cloud.report()
         self.assertEqual(before, len(self.handles()))
-

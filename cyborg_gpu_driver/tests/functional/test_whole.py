@@ -279,4 +279,3 @@ class RoundsTest(WholeCase):
             if self.chance.random() < 0.5:
                 self.cloud.report()
             self.happen('attach_whole', address)
-

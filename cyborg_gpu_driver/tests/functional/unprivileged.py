@@ -132,4 +132,3 @@ def main(directory: str, machine: str, *names: str) -> bool:
 
 if __name__ == '__main__':
     sys.exit(not main(*sys.argv[1:]))
-

@@ -169,4 +169,3 @@ class DiskTest(DiskCase):
                 if agent_case.read(path / 'loop/backing_file').strip() == str(
                         self.image):
                     yield path.name
-

@@ -240,4 +240,3 @@ class RamdiskTest(HooksCase):
         self.assertIn('there is no plug-in nvidia-gpus in the group '
                       'ironic_python_agent.hardware_managers',
                       self.run_hooks('post-install', code=1))
-

@@ -154,4 +154,3 @@ class UnhealthyTest(inspection_case.InspectionCase):
         machine.set_health(machine.gpus[0].address, uncorrected=0)
         self.inspect()
         self.assertEqual(A30, self.others)
-

@@ -229,4 +229,3 @@ class PciDevicesTest(HookCase):
         self.process({})
         self.assertEqual(before, (self.traits, self.node.properties))
         self.assertIn('its GPUs are unknown', self.log.output)
-

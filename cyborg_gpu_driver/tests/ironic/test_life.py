@@ -37,6 +37,9 @@ _SEVENTHS = {'sevenths': [{
     'mig-devices': {'1g.10gb': 7}}]}
 _THIRDS = {'thirds': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'3g.40gb': 2}}]}
+# No A30 has this profile.
+_TENTHS = {'tenths': [{'devices': 'all', 'mig-enabled': True,
+                       'mig-devices': {'1g.10gb': 7}}]}
 _UNHEALTHY = '0000:4b:00.0'
 
 
@@ -119,4 +122,3 @@ class LifeTest(base.TestCase):
         gpus.set_remapped_rows(_UNHEALTHY)
         node.mend()
         self.check(node.provide(), 'available')
-

@@ -297,4 +297,3 @@ class VgpuTest(agent_case.AgentCase):
             {'vgpus': 1, 'virtual_functions': 16, 'gpu_instances': 1,
              'mig_mode': True}, self.clear()[0]['before'])
         self.execute('clean', 'verify_gpus')
-

@@ -216,4 +216,3 @@ class ServiceTest(LayoutCase):
                      'no partition has', layout=_HALVES)
         self.refused('service', _STEP, errors.ServicingError,
                      "no layout 'half'", layout='half')
-

@@ -38,10 +38,6 @@ class ProvidersTest(base.BaseTestCase):
             self.assertEqual(count + 1, claim.value)
             self.assertLess(3 * claim.value, tree.value)
 
-    def test_documented(self):
-        self.assertEqual([], documented.missing('providers', providers.show(
-            [(count, 1, 1, 1.0) for count in providers.PROFILES])))
-
 
 class RefusalsTest(base.BaseTestCase):
 
@@ -79,4 +75,3 @@ class LayoutsTest(base.BaseTestCase):
         self.assertIn(refusals.BALANCED, found)
         # No layout leaves room on which another 1g fits.
         self.assertNotIn((6, 0, 0, 0, 0), found)
-

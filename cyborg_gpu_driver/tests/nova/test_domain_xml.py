@@ -322,4 +322,3 @@ class WhoseTest(DomainCase):
         self.connection.close = lambda: 0
         (found,) = domains.DomainReader(lambda: self.connection).read()
         self.assertEqual((server.uuid, 2), (found.uuid, len(found.devices)))
-

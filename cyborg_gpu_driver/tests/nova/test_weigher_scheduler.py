@@ -252,4 +252,3 @@ class ProjectTest(StormCase):
             self.assertEqual([[], []], [
                 weighed.obj.allocation_candidates for weighed in
                 scheduler.host_manager.get_weighed_hosts(late, specs[2])])
-

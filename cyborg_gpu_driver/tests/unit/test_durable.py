@@ -167,6 +167,15 @@ class DurableTest(base.BaseTestCase):
         durable.make_file(os.path.join(self.directory, 'lock'))
         self.assertEqual(0, os.stat(target).st_uid)
 
+    def test_nobody_waits_for_the_other_end_of_a_pipe(self):
+        os.mkfifo(fifo := os.path.join(self.directory, 'fifo'))
+        for use in (lambda: durable.read(fifo, 'thing', 1),
+                    lambda: durable.make_file(fifo),
+                    lambda: open(fifo, opener=durable.regular)):
+            error = self.assertRaises((OSError, exception.JournalUnreadable),
+                                      use)
+            self.assertIn('Not a regular file', str(error))
+
     def test_a_link_that_leads_nowhere_is_no_file(self):
         path = os.path.join(self.directory, 'lock')
         os.symlink(os.path.join(self.directory, 'nowhere'), path)
@@ -190,4 +199,3 @@ class DurableTest(base.BaseTestCase):
                 pass
         self.assertEqual([self.path + '.x.new'],
                          durable.leftovers(self.path))
-

@@ -35,4 +35,3 @@ class LogOnceTest(base.BaseTestCase):
         self.said.is_new('full')
         self.said.over()
         self.assertTrue(self.said.is_new('full'))
-

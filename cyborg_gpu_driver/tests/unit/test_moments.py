@@ -69,4 +69,3 @@ class ReadingTest(base.BaseTestCase):
                                       moments.parse, '--start', text)
             self.assertIn('--start', str(error))
             self.assertIn('expected a time such as', str(error))
-

@@ -139,4 +139,3 @@ class InventoriesTest(base.BaseTestCase):
         error = self.assertRaises(exception.HostUnusable, getattr,
                                   self.node, 'reserved_writer')
         self.assertIn('Placement', str(error))
-

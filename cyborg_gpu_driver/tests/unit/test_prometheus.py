@@ -53,4 +53,3 @@ class ParseTest(base.BaseTestCase):
             ValueError, 'bad_data: no such thing', prometheus.parse,
             {'status': 'error', 'errorType': 'bad_data',
              'error': 'no such thing'}, LABELS)
-

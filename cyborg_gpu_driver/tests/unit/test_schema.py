@@ -198,4 +198,3 @@ def _all(what):
     elif isinstance(what, list):
         for inner in what:
             yield from _all(inner)
-

@@ -64,4 +64,3 @@ class LayoutFilesTest(base.BaseTestCase):
                                             self.conf))
             for word in (*words, str(self.directory / 'a')):
                 self.assertIn(word, message)
-

@@ -82,4 +82,3 @@ class UnitTest(base.BaseTestCase):
             'PrivateDevices', 'ProtectClock', 'ProtectKernelTunables',
             'ProtectKernelModules', 'DevicePolicy', 'PrivateNetwork',
             'CapabilityBoundingSet'} & set(self.unit['Service']))
-

@@ -125,4 +125,3 @@ class FaultsTest(base.BaseTestCase):
                 _A30, mig=model.Mig(mig, pending)), (), wanted, ecc)
             self.assertEqual(bool(words), bool(found))
             self.assertIn(words, ''.join(found))
-

@@ -218,4 +218,3 @@ class ProgramTest(base.BaseTestCase):
             self.assertIn(f'limit {limit:.2f}', printed)
             self.assertEqual(bool(expected),
                              'closed is less than 1.01' in progress)
-

@@ -121,4 +121,3 @@ class RunTest(base.BaseTestCase):
                 self.tables / 'misses.csv')])
         self.assertEqual(['one', 'two'], [row[0] for row in run.tables.read(
             self.tables / 'runs.csv')])
-

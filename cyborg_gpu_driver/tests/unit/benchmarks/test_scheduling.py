@@ -87,4 +87,3 @@ class ProgramTest(base.BaseTestCase):
         self.assertIn('gap closed', printed)
         self.assertIn('of the gap closed is less than 1.10', told)
         self.assertIn('limit 0.70', printed)
-

@@ -123,4 +123,3 @@ class ServersTest(base.BaseTestCase):
                 read(self.cloud, *arguments)
 
         return str(self.assertRaises(exception.CloudError, run))
-

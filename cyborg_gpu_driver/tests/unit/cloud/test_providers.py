@@ -164,4 +164,3 @@ class ReadTest(base.BaseTestCase):
                 placement.read_providers(self.cloud)
 
         return str(self.assertRaises(exception.CloudError, read))
-

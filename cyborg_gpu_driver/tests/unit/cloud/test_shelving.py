@@ -190,4 +190,3 @@ class FaultTest(base.BaseTestCase):
         self.assertRaises(KeyboardInterrupt, self.move, _Nova(task='x'),
                           sleep=interrupt)
         self.assertEqual([], self.said)
-

@@ -197,4 +197,3 @@ class ReadTest(StateCase):
             self.assertIn('cloud here: ', str(self.assertRaises(
                 exception.CloudError, self.read, everything=True)), path)
             there[path] = before
-

@@ -74,31 +74,6 @@ class ExporterTest(base.CommandCase):
         self.assertIn('python3-libvirt', self.refusal(
             '--libvirt', '--textfile', self.path))
 
-    def test_a_disk_that_is_full_for_a_while(self):
-        """Later writes are retried; an error in the first ends the command.
-        """
-        rounds, away = [], f'{self.directory}.away'
-
-        def sleep(seconds):
-            self.assertEqual(30, seconds)
-            rounds.append(os.path.exists(self.path))
-            if len(rounds) == 1:
-                os.rename(self.directory, away)
-            elif len(rounds) == 3:
-                os.rename(away, self.directory)
-                os.unlink(self.path)
-            elif len(rounds) == 4:
-                raise KeyboardInterrupt
-
-        # Other threads sleep too.
-        self.useFixture(fixtures.MonkeyPatch(
-            f'{exporter.__name__}.time', mock.Mock(sleep=sleep)))
-        _, errors = self.run_program(
-            '--simulate', 'l40sx4', 'exporter', '--textfile', self.path,
-            '--interval', '30')
-        self.assertEqual([True, False, False, True], rounds)
-        self.assertEqual(1, errors.count('cannot be written'))
-
     def test_mistakes_are_named(self):
         self.assertIn('.prom', self.refusal('--textfile', 'gpus.txt'))
         self.assertIn('--textfile', self.refusal(
@@ -260,4 +235,3 @@ def _certificate(directory, name='server'):
         with open(path, 'wb') as stream:
             stream.write(data)
     return paths
-

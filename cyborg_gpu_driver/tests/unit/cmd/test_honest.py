@@ -128,7 +128,6 @@ class StateTest(ReadCase):
         self.assertEqual((0, 'no', 'partitioned: MIG mode is on'), (
             row['creatable'], row['reported'], row['problem']))
 
-
 class ReportTest(ReadCase):
 
     def test_nova_compute_that_cannot_attach_it(self):
@@ -154,4 +153,3 @@ class ReportTest(ReadCase):
         self.assertIn(path, errors)
         with open(path, encoding='utf-8') as stream:
             self.assertEqual('{', stream.read())
-

@@ -79,4 +79,3 @@ class ImportsTest(base.BaseTestCase):
         self.assertIn('cyborg_gpu_driver.simulator', modules)
         self.assertEqual({'yaml', 'cyborg_gpu_driver.simulator'},
                          heavy(modules))
-

@@ -298,4 +298,3 @@ class WrongJobTest(InterferenceCase):
         for action in ('predict',), ('predict', '--gpus', 2):
             self.assertIn(self.words, self.run_program(
                 *action, '--file', self.path, *self.arguments, code=1)[1])
-

@@ -247,4 +247,3 @@ class RandomTest(NumberCase):
         else:
             self.layout('apply', _ALL)
             self.layout('plan', _ALL)
-

@@ -75,6 +75,13 @@ class RealRecordsTest(base.CommandCase):
         _, errors = self.run_program('--simulate', '', 'gpu', 'list', code=1)
         self.assertIn('--simulate', errors)
 
+    def test_the_state_of_the_file_is_that_of_its_host(self):
+        path = self.configure(
+            '[gpu]\nsimulate = t4x4\n'
+            f'simulate_state = {self.directory}/state\n', self.directory)
+        self.run_program('--config-file', path, 'gpu', 'list')
+        self.run_program('--config-file', path, '--simulate', 'a30x4',
+                         'gpu', 'list')
 
 class ConfigurationTest(base.CommandCase):
 
@@ -90,7 +97,6 @@ class ConfigurationTest(base.CommandCase):
                 state, *command, code=1)
             self.assertIn('match_modell', errors, command)
         self.assertFalse(os.path.exists(f'{state}.records'))
-
 
 class FilesTest(base.CommandCase):
     """The files that the services read, without --config-file."""
@@ -157,4 +163,3 @@ class WrongFileTest(base.CommandCase):
         _, errors = self.run_program('--config-file', self.directory, 'gpu',
                                      'list', code=1)
         self.assertIn(f"--config-file '{self.directory}'", errors)
-

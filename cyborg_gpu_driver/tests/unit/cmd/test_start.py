@@ -117,4 +117,3 @@ class VersionTest(base.CommandCase):
         with contextlib.redirect_stdout(printed):
             self.assertRaises(SystemExit, main.CyborgGpu().run, ['--version'])
         self.assertIn(main.version(), printed.getvalue())
-

@@ -282,4 +282,3 @@ class PoliciesTest(base.BaseTestCase):
                      'needs vgpu_scheduler')
         self.refused((*lines, 'isolation = project',
                       'fixed_vgpus = A40-4Q:1'), 'isolation', 'fixed_vgpus')
-

@@ -131,4 +131,3 @@ class StatePathTest(base.BaseTestCase):
                          self.state_path(simulate='t4x4'))
         self.assertEqual('/own', self.state_path(simulate='t4x4',
                                                  state_path='/own'))
-

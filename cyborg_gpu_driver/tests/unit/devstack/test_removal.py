@@ -87,4 +87,3 @@ class CleanTest(case.PluginTest):
         self.assertIn(f'warning: {self.state} is left', self.done.stderr)
         self.assertTrue((self.state / 'journal.json').exists())
         self.assertFalse(self.unit.exists())
-

@@ -170,4 +170,3 @@ class NamesTest(case.PluginTest):
                                    README.read_text(encoding='utf-8'),
                                    re.MULTILINE))
         self.assertEqual(found | {'POLICY_'}, described)
-

@@ -331,4 +331,3 @@ class ResourcesTest(case.PluginTest):
         self.assertIn('warning: No GPU of this machine offers '
                       'CUSTOM_NVIDIA_1G_5GB now', self.done.stderr)
         self.assertIn('CUSTOM_NVIDIA_7G_80GB PGPU', self.done.stderr)
-

@@ -50,4 +50,3 @@ class RequestTest(base.FuzzCase):
         for value in (str(asked.function), asked.mdev_type, asked.handle):
             self.assertRegex(value, '^[a-z0-9:.-]+$')
             self.assertNotIn('..', value)
-

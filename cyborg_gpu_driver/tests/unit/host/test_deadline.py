@@ -126,4 +126,3 @@ class DeadlineTest(base.LogTestCase):
                               timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertIn('does not answer', done.stdout)
-

@@ -259,4 +259,3 @@ class WatcherTest(base.SimulatedTestCase):
         self.assertTrue(told.wait(scope.HANG))
         with self.nvml.alone(), self.machine.operation():
             self.assertFalse(self.machine.library.open)
-

@@ -167,4 +167,3 @@ class PciTest(oslo_base.BaseTestCase):
                 (seen(), seen(True, 9, 1), ()),
                 (seen(), seen(False, 9, 1), (condition.UNREACHABLE,))):
             self.assertEqual(expected, health.wrong_pci(then, now), now)
-

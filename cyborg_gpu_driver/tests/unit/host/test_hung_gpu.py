@@ -144,4 +144,3 @@ class HungGpuTest(base.SimulatedTestCase):
         self.assertEqual(7, len(watched.members))
         self.machine.raise_xid(str(self.second), 62)
         self.assertEqual([62], [event.xid for event in watched.wait(0)])
-

@@ -140,4 +140,3 @@ class FaultTest(base.SimulatedTestCase):
             self.assertEqual([()] * 3, [gpu.problems for gpu in others])
             self.machine.faults.clear()
             self.assertEqual(before, self.reader.snapshot())
-

@@ -55,6 +55,9 @@ class VgpuCase(base.SimulatedTestCase):
         nvml_vgpu.set_mixed_sizes(self.nvml, self.device(), enable)
 
 
+class TypeTest(VgpuCase):
+    """The static facts of vGPU types."""
+
 class MixedSizesTest(VgpuCase):
 
     def test_all_is_free_on_an_idle_gpu_and_costs_no_call(self):
@@ -165,7 +168,6 @@ class InstanceSchedulerTest(VgpuCase):
                                  pynvml.NVML_ERROR_UNKNOWN, times=None)
         self.assertEqual([None, None], self.schedulers())
         self.assertIn('vGPU scheduler', self.gpu().problems[0])
-
 
 class ProcessTest(VgpuCase):
 
@@ -335,4 +337,3 @@ class FileTest(oslo_base.BaseTestCase):
                 self.function, 'placement_id'), text)
         self.assertIsNone(self.tree.vgpu_output(self.function,
                                                 'gpu_instance_id'))
-

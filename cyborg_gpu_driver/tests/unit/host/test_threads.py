@@ -72,4 +72,3 @@ class BeginTest(base.BaseTestCase):
                 deadline.begin_thread(self.act, name='the write'))
         self.assertIn('the write', self.log.output)
         self.assertIn('no room', self.log.output)
-

@@ -308,4 +308,3 @@ class VendorInstanceTest(base.SimulatedTestCase):
         self.assertIsNone(gpu.vgpus[0].instance_id)
         self.assertEqual(((str(self.function), self.made.instance_id),),
                          usage.vgpus(self.platform, gpu))
-

@@ -84,4 +84,3 @@ class WrongOptionTest(base.BaseTestCase):
         error = self.assertRaises(exception.InvalidValue,
                                   applications.checked, twice, frozenset())
         self.assertIn("'a'", str(error))
-

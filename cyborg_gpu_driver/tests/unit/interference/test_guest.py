@@ -148,4 +148,3 @@ class ReadTest(commands.CommandsCase):
             report = self.read(text)
             self.assertEqual((), report.runs, text)
             self.assertFalse(report.ended)
-

@@ -59,4 +59,3 @@ class MissingTest(base.BaseTestCase):
                                            'matplotlib.figure': None}):
             self.assertIn('matplotlib', str(self.assertRaises(
                 exception.InvalidValue, heat_map.check)))
-

@@ -127,4 +127,3 @@ class MeasureTest(commands.CommandsCase):
         error = self.assertRaises(exception.InvalidValue, self.measure,
                                   self.script('a', 'true'))
         self.assertIn(str(self.path), str(error))
-

@@ -112,4 +112,3 @@ class GpuMemoryTest(host_base.SimulatedTestCase):
 
     def used(self, pids):
         return nvml_process.memory(self.nvml, self.addresses, pids)
-

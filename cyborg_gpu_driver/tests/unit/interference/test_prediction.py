@@ -93,4 +93,3 @@ class WaysTest(base.BaseTestCase):
         self.assertEqual(
             ((five, two), (four, three)),
             prediction.spread(jobs, 2, prediction.Predictor({})))
-

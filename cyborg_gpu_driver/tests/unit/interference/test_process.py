@@ -129,4 +129,3 @@ class EndingsTest(RunCase):
             found = self.run_one(self.script(
                 'a', f'kill -1 {os.getpid()}'), endings=endings)
         self.assertEqual(Outcome.MEASURED, found.outcome)
-

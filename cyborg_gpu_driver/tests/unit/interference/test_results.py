@@ -86,4 +86,3 @@ class WrongFileTest(base.BaseTestCase):
             exception.DocumentError, results.parse, json.dumps(document),
             'results.json')
         self.assertIn(f'results.json: {next(iter(self.change))}', str(error))
-

@@ -94,7 +94,6 @@ class RenderTest(base.BaseTestCase):
         self.assertRaises(exception.InvalidValue, rendered, MANY,
                           SINGLE)
 
-
 class MigPartedTest(base.BaseTestCase):
 
     def test_the_layout_comes_back(self):
@@ -115,7 +114,6 @@ class MigPartedTest(base.BaseTestCase):
         section, = contents(SEVENS, SINGLE)[render.MIG_PARTED][
             'mig-configs']['halves']
         self.assertEqual('all', section['devices'])
-
 
 class ClusterTest(base.BaseTestCase):
     """What the cluster gets: labels, a pod, the values of the operator."""
@@ -220,47 +218,6 @@ class StrategyTest(base.BaseTestCase):
         self.assertIs(SINGLE, self.choose(NONE, SINGLE))
         self.assertIs(MIXED, self.choose(SINGLE, MIXED, NONE))
         self.assertIs(MIXED, self.choose(SINGLE, asked=MIXED))
-        self.assertIs(SINGLE, self.choose(SINGLE, there=SINGLE))
-
-    def test_nodes_without_mig_take_any(self):
-        self.assertIs(MIXED, self.choose(NONE, there=MIXED))
-
-    def test_the_cluster_has_another(self):
-        for options in ({}, {'asked': SINGLE}):
-            error = self.assertRaises(
-                exception.InvalidValue, self.choose, SINGLE, there=MIXED,
-                **options)
-            self.assertIn('values.yaml has mixed: give --strategy mixed, or '
-                          'render its layouts again with --strategy single',
-                          str(error))
-
-
-class ValuesTest(base.BaseTestCase):
-
-    def test_what_is_malformed(self):
-        for text, words in (
-                ('[]', 'expected a mapping'),
-                ('a: [', 'not YAML'),
-                ('mig: x', "values.yaml: mig: found 'x'; expected a "
-                 'mapping'),
-                ('mig: {strategy: some}', "mig.strategy: found 'some'; "
-                 'expected null, none, single or mixed'),
-                ('devicePlugin: {config: {data: []}}',
-                 'devicePlugin.config.data: found an empty list'),
-                ('devicePlugin: {config: {data: {a: 7}}}',
-                 'devicePlugin.config.data.a: found 7; expected text'),
-                ('migManager: {config: {data: {config.yaml: 7}}}',
-                 'config.data.config.yaml: found 7; expected text'),
-                ('migManager: {config: {data: {config.yaml: "v: 1"}}}',
-                 'migManager.config.data.config.yaml'),
-                ('migManager: {config: {data: {config.yaml: "{version: v1, '
-                 'mig-configs: {all-disabled: [{devices: all, mig-enabled: '
-                 'true, mig-devices: {}}]}}"}}}', 'turns MIG mode on')):
-            error = self.assertRaises(
-                exception.GpuDriverError, render.Values.parse,
-                text, 'values.yaml')
-            self.assertIn('values.yaml', str(error))
-            self.assertIn(words, str(error))
 
 
 class NodeTest(base.BaseTestCase):
@@ -286,4 +243,3 @@ class NodeTest(base.BaseTestCase):
             [{}, {'3g.20gb': 2}],
             [item.wanted.counts for item
              in kubernetes_node.wanted_by(gpus, None)])
-

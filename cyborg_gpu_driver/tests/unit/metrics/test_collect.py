@@ -449,4 +449,3 @@ class StateTest(_Case):
             pass
         state.StateWriter(
             os.path.join(self.state_path, 'file'), 'host1').write()
-

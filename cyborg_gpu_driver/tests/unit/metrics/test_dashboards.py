@@ -188,4 +188,3 @@ class SeriesTest(base.BaseTestCase):
                 f'DCGM_FI_DEV_{name}{{UUID="u"}}': 50},
                 {'{address="c", UUID="u"}':
                  0.5 if name == 'GPU_UTIL' else 50})
-

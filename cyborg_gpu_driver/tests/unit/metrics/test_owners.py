@@ -234,4 +234,3 @@ class NvmlTest(_Case):
         self.watch.round()
         self.assertEqual({claim.handle: (_ONE, 'project1', 'small')},
                          self.scrape())
-

@@ -119,4 +119,3 @@ class CloudkittyTest(_Case):
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
         self.assertEqual(fractions.Fraction(3, 4),
                          45 * fractions.Fraction(self.metric['factor']))
-

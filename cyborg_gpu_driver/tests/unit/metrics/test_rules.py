@@ -14,7 +14,6 @@
 
 import configparser
 import pathlib
-import re
 import shlex
 import shutil
 import subprocess
@@ -63,7 +62,6 @@ class RulesTest(base.BaseTestCase):
         self.assertEqual(sorted(
             (rule['alert'], fires) for rule in self.rules
             if 'alert' in rule for fires in (False, True)), found)
-
 
 class NamesTest(base.BaseTestCase):
 
@@ -116,11 +114,9 @@ class UnitTest(base.BaseTestCase):
             {name: value for name, value in added.items()
              if name != 'Environment'})
 
-
 def _read(unit):
     """Return a systemd unit by section."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str
     parser.read_string(unit.read_text(encoding='utf-8').replace('\\\n', ''))
     return parser
-

@@ -230,4 +230,3 @@ class OpenTest(_Case):
             'hardware_sample_age_seconds').values()))
         self.assertEqual({0.0}, set(self.scrape(
             'hardware_failed_samples_total').values()))
-

@@ -96,4 +96,3 @@ class CredentialsTest(base.BaseTestCase):
             context = types.SimpleNamespace(
                 auth_token=token, user_auth_plugin=plugin)
             self.assertIs(used or context, cyborg.get_client(context))
-

@@ -160,4 +160,3 @@ class ExtendTest(base.BaseTestCase):
         self.assertIsNot(Nova34._get_guest_config, first)
         self.extend(Nova, '34.0.0')
         self.assertIs(first, Nova._get_guest_config)
-

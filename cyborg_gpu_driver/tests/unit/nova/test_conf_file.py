@@ -68,4 +68,3 @@ class ReadTest(base.BaseTestCase):
         error = self.assertRaises(exception.InvalidValue, conf_file.read,
                                   ['/nowhere/nova.conf'])
         self.assertIn('/nowhere/nova.conf', str(error))
-

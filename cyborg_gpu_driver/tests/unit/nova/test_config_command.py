@@ -87,16 +87,7 @@ class ConfigNovaTest(base.CommandCase):
         self.assertEqual('', output)
         self.assertIn('one resource class per GPU', errors)
 
-    def test_gpus_that_cyborg_hands_out(self):
-        output, errors = self.config(
-            more='nova_vfio_handles = true\n')
-        self.assertEqual('', output)
-        self.assertIn('GPU 0000:16:00.0 is left out: [gpu] '
-                      'nova_vfio_handles is set', errors)
-        self.assertIn('No GPU of this host', errors)
-
     def test_gpus_without_virtual_functions(self):
         output, errors = self.config(host='mixed')
         self.assertEqual('', output)
         self.assertIn('no virtual functions that can carry vGPUs', errors)
-

@@ -149,4 +149,3 @@ class GroupTest(base.BaseTestCase):
             self.assertRaises(exception.BindRefused, self.group, addresses)
         self.assertRaises(exception.BindRefused, self.group,
                           ' '.join(self.GPUS), bus='zz')
-

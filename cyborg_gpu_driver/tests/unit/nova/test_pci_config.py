@@ -126,4 +126,3 @@ class OutputTest(base.BaseTestCase):
         found = pci_config.build([assigned('0000:16:00.4')], False)
         self.assertIn('PciPassthroughFilter', found.dump())
         self.assertNotIn('report_in_placement', found.to_dict()['pci'])
-

@@ -381,4 +381,3 @@ class PublishedTest(base.BaseTestCase):
                 ('PGPU', True), ('CUSTOM_NVIDIA_T4_2B', True),
                 ('VGPU', False), ('FPGA', False), ('CUSTOM_FPGA', False)):
             self.assertEqual(expected, published.is_gpu(name), name)
-

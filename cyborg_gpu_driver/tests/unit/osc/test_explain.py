@@ -251,4 +251,3 @@ class ExplainTest(base.BaseTestCase):
             self.assertIn(words, str(self.assertRaises(
                 exception.GpuDriverError, self.openstack().run,
                 explain.ExplainRequest, *arguments)))
-

@@ -179,4 +179,3 @@ class FlatTest(AnswerCase):
         self.assertIs(True, found['host list'][0]['Usable'])
         self.assertIsNone(found['host show']['disabled_reason'])
         self.assertEqual(1, found['host show']['gpus'][0]['numa_node'])
-

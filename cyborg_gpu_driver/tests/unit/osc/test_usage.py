@@ -175,4 +175,3 @@ class AnswerTest(_Case):
             self.assertRaises(SystemExit, self.run_usage, *arguments)
         self.assertIn('--start', str(self.assertRaises(
             exception.InvalidValue, self.run_usage, '--start', 'x')))
-

@@ -154,4 +154,3 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
                                              'expected at most 0')):
             self.assertIn(f'gpus[0].{said}',
                           self.refusal(f'{HOST}    {line}\n'))
-

@@ -53,6 +53,11 @@ class OpensTestCase(base.MachineTestCase):
 class TestOpens(OpensTestCase):
     """Which calls open and close the nodes of GPUs."""
 
+    def assert_open(self, *addresses):
+        self.assertEqual(list(addresses), [
+            gpu.address for gpu in self.machine.gpus
+            if self.pids(gpu.address) == [os.getpid()]])
+
     def test_a_gpu_that_comes_later_is_opened_for_its_handle(self):
         self.come_later(_FIRST, _SECOND, _THIRD)
         self.assertEqual([], self.pids(_SECOND))
@@ -69,7 +74,6 @@ class TestOpens(OpensTestCase):
         pynvml.nvmlInit()
         for address in addresses:
             self.machine.bind_driver(address, 'nvidia')
-
 
 class TestSharedOpens(OpensTestCase):
     """Processes that share a machine see each other's opens."""
@@ -166,4 +170,3 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([child], self.pids(_FIRST))
         pynvml.nvmlInit()
         self.assertEqual({child, os.getpid()}, set(self.pids(_FIRST)))
-

@@ -138,4 +138,3 @@ class TestSharedState(base.MachineTestCase):
         self.assertEqual(_REFUSED, self.as_user(
             lambda: self.create(self.at(_GPU), 9, 0, 4)))
         self.assertEqual(1, len(self.instances(self.at(_GPU), 9)))
-

@@ -175,4 +175,3 @@ class TestStateFile(base.MachineTestCase):
             exception.HostUnusable, machine_module.Machine.load,
             'mixed', os.path.join(self.path, 'below', 'state.json'))
         self.assertIn(self.path, str(error))
-

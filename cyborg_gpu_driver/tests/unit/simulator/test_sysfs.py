@@ -186,4 +186,3 @@ class TestFaults(base.MachineTestCase):
         self.assertEqual([base.UUID], self.sysfs.listdir(*create,
                                                          'devices'))
         self.create_mdev(T4, 231, base.OTHER_UUID)
-

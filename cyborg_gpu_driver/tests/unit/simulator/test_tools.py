@@ -194,4 +194,3 @@ class TestNvidiaSmi(ToolsTestCase):
         self.assertEqual(255, self.refused(self.persist, '1')[1])
         self.machine.start_persistenced()
         self.persist('1')
-

@@ -145,4 +145,3 @@ class UnbindTest(UsageTestCase):
 
 def _with(host, version):
     return dataclasses.replace(host, driver_version=version)
-

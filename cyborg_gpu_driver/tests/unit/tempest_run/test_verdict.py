@@ -54,4 +54,3 @@ class TestJudge(base.BaseTestCase):
                 {'a': named} if named else {})
             self.assertEqual({'a': expected}, found.problems)
             self.assertNotIn('a', (*found.passed, *found.skipped))
-

@@ -80,4 +80,3 @@ class HouseTest(base.BaseTestCase):
         self.check('schema.py', source, 'schema.py:3: open() in')
         self.check('schema_reader.py', source, '')
         self.check('program/journal.py', source, '')
-

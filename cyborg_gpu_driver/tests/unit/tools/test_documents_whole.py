@@ -300,4 +300,3 @@ class OpenstackGpuTest(base.BaseTestCase):
                     self.parse(words[1:])
                     found += 1
         self.assertGreater(found, 20)
-

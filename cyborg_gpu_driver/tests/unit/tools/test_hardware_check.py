@@ -298,4 +298,3 @@ class TestProgram(base.BaseTestCase):
         self.assertEqual(set(self.check.STAGES), set(found['stages']))
         self.assertNotIn('GPU-', json.dumps(found['calls']).replace(
             'GPU-00000000-0000-4000-8000-', ''))
-

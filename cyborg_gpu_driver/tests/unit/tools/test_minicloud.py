@@ -86,4 +86,3 @@ class ProcessesTest(MinicloudCase):
         self.assertIsNone(processes.leader(self.settings, 'service'))
         path.write_text(recorded, 'utf-8')
         self.assertIsNotNone(processes.leader(self.settings, 'service'))
-

@@ -116,4 +116,3 @@ class PackageTest(base.BaseTestCase):
         for minor in range(10, 15):
             self.assertIn(f'\nProgramming Language :: Python :: 3.{minor}\n',
                           metadata['classifier'] + '\n')
-

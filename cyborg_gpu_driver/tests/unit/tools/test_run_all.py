@@ -178,6 +178,9 @@ class RunTest(base.BaseTestCase):
         self.assertEqual(code, process.returncode, output)
         return output
 
+    def log(self, part):
+        return (self.root / f'.venv-test/logs/{part}.log').read_text()
+
     def test_a_failed_test_is_named_at_once_and_at_the_end(self):
         self.write('log', _LOG)
         self.does('unit', "cat log; trap 'exit 1' EXIT")

@@ -51,6 +51,21 @@ class SourcesCase(base.BaseTestCase):
 
 class MetadataTest(SourcesCase):
 
+    def test_none(self):
+        for content in ({}, {'ds': None}, {'ds': {'meta_data': {}}},
+                        {'ds': {'meta_data': {'meta': {'x': 'y'}}}}):
+            self.assertEqual(layout_sources.Search(), self.metadata(content))
+
+    def test_a_name(self):
+        found = self.property(' all-1g.10gb\n')
+        self.assertEqual(('all-1g.10gb', f'{self.data}, cyborg_gpu_layout'),
+                         (found.wanted, found.source))
+        self.assertEqual('all-1g.10gb', found.layout)
+
+    def test_a_name_that_yaml_takes_for_something_else(self):
+        for name in ('off', '7', 'null', '1e3'):
+            self.assertEqual(name, self.property(name).wanted)
+
     def test_inline(self):
         for value in ([_ITEM], json.dumps([_ITEM]),
                       '[{devices: all, mig-enabled: true, mig-devices: '
@@ -66,26 +81,6 @@ class MetadataTest(SourcesCase):
             self.assertEqual('pair', found.layout)
             self.assertEqual(found.source, found.wanted.source)
 
-    def test_vendor_data(self):
-        for contents, source in (
-                ({'vendor': {'cyborg_gpu_layout': 'a'}}, _VENDOR),
-                ({'vendor2': {'cyborg_gpu_layout': 'a'}}, _VENDOR2),
-                ({'vendor2': {'x': {}, 'gpus': {'cyborg_gpu_layout': 'a'}}},
-                 f'{_VENDOR2}, gpus')):
-            found = self.documents(**contents).found
-            self.assertEqual(('a', f'drive, {source}, cyborg_gpu_layout'),
-                             (found.layout, found.source))
-
-    def test_the_first_counts_and_the_others_are_named(self):
-        search = self.documents(
-            vendor={'cyborg_gpu_layout': 'c'},
-            vendor2={'svc': {'cyborg_gpu_layout': 'b'}},
-            meta={'meta': {'cyborg_gpu_layout': 'a'}})
-        self.assertEqual('a', search.found.layout)
-        self.assertEqual((f'drive, {_VENDOR2}, svc, cyborg_gpu_layout',
-                          f'drive, {_VENDOR}, cyborg_gpu_layout'),
-                         tuple(other.source for other in search.others))
-
     def test_what_comes_later_may_be_broken(self):
         path = os.path.join(self.directory, 'layout.yaml')
         for target, text in ((path, json.dumps(_FILE)), (self.data, '{')):
@@ -98,15 +93,13 @@ class MetadataTest(SourcesCase):
         self.assertIn(f'not used: {self.data}: top level: not JSON',
                       search.notes[0])
 
-    def test_what_comes_first_may_not(self):
-        for contents, words in (
-                ({'meta': '{'}, 'meta_data.json: top level: not JSON'),
-                ({'meta': '[' * 100000}, 'not JSON'),
-                ({'meta': {'meta': 'x'}},
-                 "meta: found 'x'; expected an object")):
+    def test_another_document(self):
+        for content, words in (
+                ('{', 'top level: not JSON'), ('[' * 100000, 'not JSON'),
+                ({'ds': {'meta_data': {'meta': 'x'}}},
+                 "top level: found 'x'; expected an object")):
             error = self.assertRaises(
-                exception.DocumentError, self.documents,
-                vendor={'cyborg_gpu_layout': 'a'}, **contents)
+                exception.DocumentError, self.metadata, content)
             self.assertIn(words, str(error))
 
     def test_malformed(self):
@@ -221,4 +214,3 @@ class FileTest(SourcesCase):
         error = self.assertRaises(exception.CloudError, self.found,
                                   None)
         self.assertIn('is not a file', str(error))
-

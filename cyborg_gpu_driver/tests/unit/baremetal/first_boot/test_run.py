@@ -58,24 +58,16 @@ class EachBoardTest(first_boot_case.BootCase):
 
 class SourcesTest(first_boot_case.BootCase):
 
-    def setUp(self):
-        super().setUp()
-        self.server = metadata_server.MetadataServer()
-        self.addCleanup(self.server.close)
-        self.asking = ('--metadata-url', self.server.url,
-                       '--metadata-timeout', '0.5')
-
-    def serve(self, value):
-        self.server.documents['meta_data.json'] = json.dumps(
-            {'meta': {'cyborg_gpu_layout': value}}).encode()
+    def test_the_metadata(self):
+        report = self.booted('--instance-data', self.metadata('all-3g.40gb'))
+        self.assertEqual(('applied', 'all-3g.40gb'),
+                         (report['result'], report['layout']))
+        self.assertEqual([(True, [(9, 0, 1), (9, 4, 1)])] * 2, self.gpus())
 
     def test_names_that_a_terminal_would_obey(self):
-        self.put_on_drive('vendor_data2.json', {'\x1b[2J\ud800\n': {
-            'cyborg_gpu_layout': {'a\x07': [
-                {'devices': 'all', 'mig-enabled': False}]}}})
-        output, errors = self.boot('--config-drive', self.drive)
-        self.assertIn(r', \x1b[2J\ud800\n, cyborg_gpu_layout', errors)
-        self.assertIn(r'Layout a\x07 of config drive', output)
+        output, errors = self.boot('--instance-data', self.metadata(
+            {'a\x07': [{'devices': 'all', 'mig-enabled': False}]}))
+        self.assertIn(r'Layout a\x07 of', output)
         for line in (output + errors).splitlines():
             self.assertTrue(line.isprintable(), line)
 
@@ -110,21 +102,6 @@ class SourcesTest(first_boot_case.BootCase):
                          'reason=no-layout\n', output)
         self.assertEqual(before, self.gpus())
 
-    def test_a_service_that_gave_a_layout_is_missed(self):
-        """A late network must not silently cost the GPU instances."""
-        self.serve('all-1g.10gb')
-        self.boot(*self.asking)
-        self.server.close()
-        self.machine().reboot()
-        for _ in range(2):
-            report = self.booted(*self.asking, code=1)
-            self.assertEqual(('failed', 'all-1g.10gb'),
-                             (report['result'], report['layout']))
-            self.assertIn('Connection refused', report['error'])
-            self.assertIn('had the layout all-1g.10gb', report['error'])
-        self.server.open()
-        self.assertEqual('applied', self.booted(*self.asking)['result'])
-
 
 class WrongTest(first_boot_case.BootCase):
 
@@ -151,9 +128,8 @@ class WrongTest(first_boot_case.BootCase):
 
     def test_arguments(self):
         for words in (('--layout-file', '/nowhere'),
-                      ('--config-drive', '/etc/passwd'),
-                      ('--timeout', '-1'), ('--timeout', 'nan'),
-                      ('--metadata-url', 'file:///etc/passwd')):
+                      ('--instance-data', '/nowhere'),
+                      ('--timeout', '-1'), ('--timeout', 'nan')):
             error = self.assertRaises(SystemExit, self.boot, *words)
             self.assertEqual(2, error.code)
 
@@ -273,4 +249,3 @@ class ShowTest(first_boot_case.BootCase):
         # The next boot ignores the damage.
         self.boot()
         self.boot('--show')
-

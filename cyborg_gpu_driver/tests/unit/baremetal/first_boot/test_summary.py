@@ -92,4 +92,3 @@ class CommandTest(first_boot_case.BootCase):
         found = self.said(code=1)
         self.assertEqual('failed', found['result'])
         self.assertIn('[gpu_policy:none] mode', found['reason'])
-

@@ -13,7 +13,6 @@
 """The first boot waits for an NVIDIA driver that loads late."""
 
 import errno
-import json
 
 import fixtures
 import pynvml
@@ -138,4 +137,3 @@ class WaitTest(base.BaseTestCase):
         self.assertIn('it cannot be reached: unreadable: ',
                       outcome.gpus[0].error)
         self.assertIn(f'{call} failed', outcome.gpus[0].error)
-

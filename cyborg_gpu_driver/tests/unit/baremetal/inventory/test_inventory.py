@@ -219,4 +219,3 @@ class PciTest(base.BaseTestCase):
                                       inventory.from_pci, value)
             self.assertIn('ramdisk: pci_devices', str(error))
             self.assertIn('; expected ', str(error))
-

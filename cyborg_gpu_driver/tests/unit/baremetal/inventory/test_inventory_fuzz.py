@@ -67,4 +67,3 @@ class InventoryTest(base.FuzzCase):
                 node.suits(self.gpus, entry)
 
         holds()
-

@@ -137,4 +137,3 @@ class EntryOfTest(base.BaseTestCase):
                 ([ITEMS[0], ITEMS[0]],
                  'inline[1]: selects GPUs that item 0 also selects')):
             self.refused(value, 'layout:', *words)
-

@@ -290,4 +290,3 @@ class PropertiesTest(NodeCase):
             self.assertLessEqual(len(name), 80)
             self.assertRegex(name, r'\Abaremetal-gpu-a{52}-[0-9a-f-]+\Z')
         self.assertNotEqual(first, other)
-

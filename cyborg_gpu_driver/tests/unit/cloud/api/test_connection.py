@@ -110,4 +110,3 @@ class ConnectionTest(base.BaseTestCase):
         cloud.name('OS_CLOUD', 'elsewhere')
         self.body = b'{"arqs": []}'
         self.assertEqual([], _requests(connection.Cloud.named('here')))
-

@@ -315,4 +315,3 @@ class VerdictTest(base.BaseTestCase):
                 'group', 'gpu', 'profile', 'accepted')})
         self.assertEqual(
             'RESERVED_SIBLING', host['candidates'][0]['missing'][0]['code'])
-

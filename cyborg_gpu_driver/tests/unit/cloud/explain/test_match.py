@@ -93,4 +93,3 @@ class QueryTest(base.BaseTestCase):
             'hw:tpm_version': '2.0', 'hw:cpu_policy': 'mixed'})
         self.assertEqual(('hw:cpu_policy', 'hw:tpm_version'),
                          request.make(flavor, None, ()).ignored)
-

@@ -158,4 +158,3 @@ class FleetTest(base.BaseTestCase):
             error = self.assertRaises(
                 exception.InvalidValue, fleet.group, groups, 'pair')
             self.assertIn('pair', str(error))
-

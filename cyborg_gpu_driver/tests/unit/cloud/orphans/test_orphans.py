@@ -111,4 +111,3 @@ class FindTest(base.BaseTestCase):
         self.assertEqual(['REQUEST_OF_GONE'], [
             item.kind.name for item in orphans.lasting(before, now)])
         self.assertEqual((), orphans.lasting((), now))
-

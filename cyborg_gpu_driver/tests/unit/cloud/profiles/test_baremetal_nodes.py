@@ -153,4 +153,3 @@ class ConcernedTest(base.BaseTestCase):
                      (None, ['CUSTOM_NVIDIA_2330'])))]
         self.assertEqual([nodes[0], *nodes[3:]],
                          baremetal.concerned(nodes, {_CLASS}))
-

@@ -203,4 +203,3 @@ class ArgumentsTest(base.BaseTestCase):
                 exception.InvalidValue,
                 baremetal.class_in_placement, text)
             self.assertIn('such as baremetal.gpu', str(error))
-

@@ -97,4 +97,3 @@ class RoomTest(base.BaseTestCase):
                          hosts.total_room(rooms.values()))
         self.assertEqual(hosts.Room(3, False), hosts.total_room(
             [hosts.Room(1, True), hosts.Room(2, False)]))
-

@@ -95,4 +95,3 @@ class ReachTest(base.BaseTestCase):
         flavors.append(resources.Flavor('plain', 1, 1, 1, True, ()))
         self.assertEqual(('v', 'x'),
                          hosts.flavors_naming(flavors, ('a', 'both')))
-

@@ -188,4 +188,3 @@ class DefinitionTest(base.BaseTestCase):
             return
         self.assertEqual(len(found.items),
                          len({item.key for item in found.items}))
-

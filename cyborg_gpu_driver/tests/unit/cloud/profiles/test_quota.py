@@ -49,4 +49,3 @@ class ShowTest(base.BaseTestCase):
                                        'required')),
             ((f'resources:{_SLICE}', '2'),), (('resources:FPGA', '1'),)))))
         self.assertEqual({'PGPU', _SLICE}, found)
-

@@ -99,17 +99,6 @@ class SeveralTest(RenderCase):
                                 '--name', 'off')
         self.assertIn('on nodes of off for 4 x nvidia.com/gpu', errors)
 
-    def test_of_another_host(self):
-        directory = os.path.join(self.directory, 'values')
-        self.render('--layout', self.file, '--name', 'halves',
-                    '--strategy', 'mixed', '--output', directory)
-        found = self.found(
-            '--layout', self.file, '--name', 'off', '--merge',
-            os.path.join(directory, render.OPERATOR))
-        self.assertEqual(['all-disabled', 'halves', 'off'],
-                         self.layouts(found))
-        self.assertEqual('mixed', found['strategy'])
-
     def test_what_cannot_be(self):
         self.refused(('--name', 'a', '--name', 'b'), '--name', '--layout')
         self.refused(('--layout', self.file, '--name', 'off', '--name',
@@ -193,4 +182,3 @@ class RefusalTest(RenderCase):
     def test_output_that_cannot_be_written(self):
         self.refused(('--strategy', 'none', '--output', self.file),
                      '--output', self.file)
-

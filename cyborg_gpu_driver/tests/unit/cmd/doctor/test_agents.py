@@ -144,4 +144,3 @@ class NodeTest(base.BaseTestCase):
     def test_root_may_all(self):
         self.assertTrue(facts.Node(1, 1, 0).allows(
             ROOT, facts.Right.READ))
-

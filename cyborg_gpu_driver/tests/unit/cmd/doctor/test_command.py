@@ -201,4 +201,3 @@ class FactsTest(base.CommandCase):
         found = facts.Facts(model.Host((gpu,)),
                             policies.Settings((elsewhere,)))
         self.assertEqual([], list(found.governed()))
-

@@ -154,4 +154,3 @@ class ServiceRolesTest(CyborgCase):
         self.fails('Cyborg 16.0.0 requires no service token',
                    rules_cyborg.service_roles(self.facts(release=facts.Release(
                        '16.0.0', wants_service_token=False))))
-

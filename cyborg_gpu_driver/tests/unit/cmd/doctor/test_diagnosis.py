@@ -75,4 +75,3 @@ class FindingTest(testtools.TestCase):
         # A single finding names its GPU.
         ((item, _),) = doctor.grouped(found[1:2])
         self.assertEqual(f'turn {_GPU} on', item.action)
-

@@ -225,4 +225,3 @@ class DoctorTest(base.CommandCase):
                     SystemExit, doctor.Doctor(None, None).get_parser(
                         'doctor').parse_args, arguments)
             self.assertIn(words, errors.getvalue())
-

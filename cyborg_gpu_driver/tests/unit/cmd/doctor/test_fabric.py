@@ -131,4 +131,3 @@ class FabricTest(case.FindingCase):
         self.fails('for this GPU alone', self.find(partitions=(
             dataclasses.replace(SINGLE, supported=False),)))
         self.assertEqual([], self.find(SLICES, partitions=()))
-

@@ -287,4 +287,3 @@ class ReadyTest(GpuCase):
         for gpu in ({'visible_to_nvml': False},
                     {'mig': None, 'problems': ('p',)}):
             self.says_nothing(gpus.ready, self.facts(SLICES, **gpu))
-

@@ -96,4 +96,3 @@ class TestHealth(base.CommandCase):
 
     def test_no_such_address(self):
         self.run_program(*self.arguments, 'health', 'clear', 'x', code=1)
-

@@ -82,4 +82,3 @@ class LookTest(base.BaseTestCase):
         self.assertEqual({node}, set(self.look().devices))
         self.write('proc/driver/nvidia-caps/mig-minors', 'config /../x\n')
         self.assertEqual(file, self.look().mig_device)
-

@@ -147,4 +147,3 @@ class DocumentTest(PeerCase):
             '--config-file', self.conf, '--simulate', self.host, 'doctor',
             '--peer', '/nowhere/facts', code=1)
         self.assertIn('/nowhere/facts', errors)
-

@@ -297,4 +297,3 @@ class QuotasTest(NovaCase):
     def test_release_that_is_not_known(self):
         self.check(finding.Severity.UNKNOWN, 'not installed in',
                    self.findings())
-

@@ -149,4 +149,3 @@ class AskTest(base.BaseTestCase):
             raise ValueError(
                 f"{{'password': '{SECRET}'}} http://u:{SECRET}@host/")
         self.fails('ValueError', placement.ask(fail, ('x',)))
-

@@ -84,4 +84,3 @@ class NovaTest(FileCase):
         self.assertRaises(
             exception.InvalidValue, self.read,
             '[service_user]\nsend_service_user_token = perhaps\n')
-

@@ -60,6 +60,13 @@ class WayTest(CheckCase):
     def check_way(self, wanted, words, *args, **kwargs):
         self.check(wanted, words, gpus.way(self.facts(*args, **kwargs)))
 
+    def no_way(self, *args, **kwargs):
+        self.none(gpus.way(self.facts(*args, **kwargs)))
+
+    def test_functions_without_mdev(self):
+        self.no_way()
+        self.no_way(FIXED)
+
     def test_what_other_checks_tell(self):
         for found in (
                 self.facts(framework=model.Framework.NONE, vfs=()),
@@ -72,7 +79,6 @@ class WayTest(CheckCase):
                        framework=model.Framework.NONE)
         self.check_way(finding.Severity.ERROR, 'vGPU host driver',
                        framework=model.Framework.NONE, vfs=(), totalvfs=0)
-
 
 class SriovManageTest(CheckCase):
 
@@ -137,8 +143,17 @@ class StartCommandTest(CheckCase):
         self.check(finding.Severity.WARNING, 'no nova-compute',
                    gpus.start_command(self.facts()))
 
-    def test_our_command_without_our_handles(self):
-        """The command also attaches whole GPUs when the host boots."""
-        self.assertEqual([], list(
-            self.command(False, 'cyborg-gpu-nova-compute')))
+    def test_before_there_are_functions(self):
+        none = {'framework': model.Framework.NONE, 'vfs': ()}
+        self.check(finding.Severity.ERROR, 'are not offered', self.command(
+            'nova-compute', kernel=(6, 8), **none))
+        self.none(self.command('nova-compute', kernel=(6, 7), **none))
+        self.none(self.command('nova-compute', kernel=None, **none))
+        self.none(self.command('nova-compute', kernel=(6, 8), totalvfs=0,
+                               **none))
 
+    def test_what_a_plain_nova_compute_attaches(self):
+        self.none(self.command('nova-compute', policy_=FIXED))
+        self.none(self.command('nova-compute', policy_=WHOLE))
+        self.none(self.command('nova-compute',
+                               framework=model.Framework.MDEV_VF))

@@ -98,4 +98,3 @@ class FabricTest(base.CommandCase):
                                           'show', '0')
         self.assertRegex(output, r'\| fabric_partitions +\| - +\|')
         self.assertNotIn('NVSwitches', errors)
-

@@ -82,4 +82,3 @@ class MapTest(base.CommandCase):
         self.assertEqual(
             {state.value for state in show.gpu_map.State},
             set(show._COLOURS))
-

@@ -12,7 +12,6 @@
 
 """The read-only commands: gpu list, gpu show and offer list."""
 
-import json
 import os
 
 import fixtures
@@ -76,17 +75,6 @@ class GpuListTest(base.CommandCase):
             [(row['address'], row['model'], row['driver'], row['health'])
              for row in rows if row['uuid'] is None])
 
-    def test_under_wsl_it_is_shown_and_not_reported(self):
-        rows = self.rows('--simulate', 'wsl', 'gpu', 'list')
-        self.assertEqual(['ok'], [row['health'] for row in rows])
-        output, errors = self.run_program('--simulate', 'wsl', 'offer',
-                                          'list', '-f', 'json')
-        (row,) = json.loads(output)
-        self.assertEqual(('no', 0), (row['reported'], row['creatable']))
-        self.assertIn('WSL', row['problem'])
-        self.assertIn('WSL', errors)
-
-
 class OfferListTest(base.CommandCase):
 
     def test_every_mig_host(self):
@@ -120,6 +108,30 @@ class OfferListTest(base.CommandCase):
         self.assertEqual(('no', 0, None, []), (
             row['reported'], row['creatable'], row['provider_uuid'],
             row['attach_handles']))
+
+    def test_what_is_in_the_way_is_said_once(self):
+        _, errors = self.run_program('--simulate', 'l40sx4', 'offer', 'list')
+        self.assertIn('0000:16:00.0, 0000:38:00.0, ', errors)
+        self.assertEqual(1, errors.count('not reported (passthrough): '
+                                         'partitioned'))
+
+    def test_fixed_vgpus_are_as_they_should_be(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(
+            f'[gpu]\npolicies = f\nstate_path = {directory}\n'
+            '[gpu_policy:f]\nmode = vgpu\nfixed_vgpus = L40S-12Q:2\n',
+            directory)
+        where = ('--config-file', path, '--simulate', 'l40sx4', '--state',
+                 os.path.join(directory, 'machine'))
+        self.run_program(*where, 'gpu', 'prepare', '--all')
+        output, errors = self.run_program(*where, 'offer', 'list')
+        self.assertNotIn('not reported', errors)
+        row = self.rows(*where, 'offer', 'list')[0]
+        self.assertEqual(('L40S-12Q', 2, 0, 'Nova'), (
+            row['profile'], row['total'], row['in_use'], row['reported']))
+        simulator.Machine.load('l40sx4', where[-1]).start_guest('0000:16:00.4')
+        row = self.rows(*where, 'offer', 'list')[0]
+        self.assertEqual((1, 1), (row['in_use'], row['creatable']))
 
 
 class GpuShowTest(base.CommandCase):
@@ -244,4 +256,3 @@ class NoGpuTest(base.CommandCase):
             self.assertEqual('[]', output.strip())
             self.assertIn('No NVIDIA GPU was found', errors)
             self.assertIn('no NVML library', errors)
-

@@ -179,4 +179,3 @@ class NameTest(oslotest_base.BaseTestCase):
                         for uuid, kind in (('a', 'nvidia-231'),
                                            ('b', 'nvidia-9'))))
         self.assertEqual({'T4-2B': 1, 'nvidia-9': 1}, show.partitions(gpu))
-

@@ -102,4 +102,3 @@ class WithoutLibraryTest(base.CommandCase):
         self.assertEqual('yes', found.pop(self.gpu))
         # Cyborg gets no new provider of a GPU that is not free.
         self.assertEqual({'no'}, set(found.values()))
-

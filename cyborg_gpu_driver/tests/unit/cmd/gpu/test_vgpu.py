@@ -245,4 +245,3 @@ class VendorVfioTest(VgpuCase):
         self.assertIn('There is nothing to remove', errors)
         self.vgpu('clean', '0000' + functions[1].upper(), '--yes')
         self.assertEqual(functions[:1], tuple(self.names()))
-

@@ -151,6 +151,12 @@ class RefusalTest(layouts.LayoutCase):
 
 class PlanTest(layouts.LayoutCase):
 
+    def test_steps(self):
+        self.apply('halves')
+        output, _ = self.assert_layout('mixed', code=1)
+        self.assertIn('destroy', output)
+        self.assert_layout('halves')
+
     def test_for_programs(self):
         output, _ = self.layout('plan', '-f', self.file, '-c', 'mixed',
                                 '-o', 'json', code=1)
@@ -162,7 +168,6 @@ class PlanTest(layouts.LayoutCase):
         text, _ = self.layout('plan', '-f', self.file, '-c', 'mixed',
                               '-o', 'yaml', code=1)
         self.assertEqual(rows, yaml.safe_load(text))
-
 
 class FileTest(layouts.LayoutCase):
 
@@ -308,4 +313,3 @@ class HooksTest(layouts.LayoutCase):
             _, errors = self.apply('halves', '-k', path, code=1)
             self.assertIn(f'{path}: {word}', errors)
             self.assertEqual([], self.instances(0))
-

@@ -30,7 +30,8 @@ _HIDES_HARDWARE = {
     'ProtectKernelTunables', 'ProtectProc', 'User'}
 """Directives that would hide GPUs, sysfs, NVIDIA's modules and services, or
 the processes that have a GPU open."""
-"""The first boot mounts a config drive, and this unit mounts nothing."""
+_TIMES = {'ExecStart', 'TimeoutStartSec'}
+_CONSOLE = {'ExecStopPost', 'StandardOutput', 'SyslogIdentifier'}
 """Only the unit of the first boot writes its result to the console."""
 
 
@@ -96,4 +97,3 @@ class RestoreUnitTest(base.BaseTestCase):
                      *(f'kolla-{name}-container' for name in (
                          'nova_libvirt', 'nova_compute', 'cyborg_agent'))):
             self.assertIn(f'{name}.service', before)
-

@@ -150,4 +150,3 @@ class FlatFormatTest(base.CommandCase):
             '-c', 'problem', '-c', 'traits')
         self.assertEqual(' CUSTOM_GPU_ARCH_AMPERE',
                          output.partition(',')[0])
-

@@ -48,4 +48,3 @@ class ConfigTest(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('FABRIC_MODE=2\n')
         self.assertIs(model.FabricMode.VGPU, config.read(path).mode)
-

@@ -258,4 +258,3 @@ class AmpereTest(FabricCase):
             item.supported for item in self.look().partitions
             if self.machine.gpus[0].address in {
                 str(member.address) for member in item.members}))
-

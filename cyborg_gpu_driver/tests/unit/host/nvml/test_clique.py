@@ -117,4 +117,3 @@ class CliqueTest(base.SimulatedTestCase):
         self.use_rack()
         self.machine.lose_gpu(str(self.first))
         self.assertRaises(exception.NvmlError, self.clique)
-

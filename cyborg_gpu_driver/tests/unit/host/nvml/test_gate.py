@@ -338,4 +338,3 @@ class GateTest(base.BaseTestCase):
                 self.assertTrue(daemon.open)
             self.assertFalse(daemon.open)
             self.assertRaises(exception.NvmlClosed, daemon.use, 0)
-

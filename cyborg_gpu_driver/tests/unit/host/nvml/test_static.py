@@ -142,4 +142,3 @@ class BoardsTest(base.SimulatedTestCase):
                                for gpu in self.host.gpus})
         for name in self.counted():
             self.assertNotIn('NvLink', name)
-

@@ -241,4 +241,3 @@ class VgpuTest(_Case):
     def test_what_is_no_uuid_is_no_server(self):
         self.start('../../etc')
         self.assertEqual('', self.sample().vgpus[0].server)
-

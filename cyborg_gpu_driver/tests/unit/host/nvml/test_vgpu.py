@@ -194,4 +194,3 @@ class InstanceSchedulerTest(base.SimulatedTestCase):
         self.machine.faults.fail('nvmlGpuInstanceGetVgpuSchedulerState',
                                  pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self.assertIsNone(self._now())
-

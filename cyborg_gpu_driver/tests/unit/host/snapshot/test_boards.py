@@ -46,4 +46,3 @@ class BoardsTest(base.BaseTestCase):
                          (found.memory_mib, found.architecture, found.model))
         other = _gpu('2330', '16c1', model='NVIDIA H100 of tomorrow')
         self.assertIs(other, boards.complete(other))
-

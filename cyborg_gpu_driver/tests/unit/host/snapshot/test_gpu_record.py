@@ -153,4 +153,3 @@ class FileTest(RecordTestCase):
         self.assertIsNotNone(self.records.board(self.first))
         self.assertTrue(os.path.exists(
             self.path(self.first) + '.unusable-1'))
-

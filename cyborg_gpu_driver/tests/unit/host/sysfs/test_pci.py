@@ -175,4 +175,3 @@ class PciTest(base.BaseTestCase):
         os.rename(self.tree.path('0000:01:00.0'),
                   os.path.join(self.tree.root, 'elsewhere'))
         self.assertEqual((), self._gpus())
-

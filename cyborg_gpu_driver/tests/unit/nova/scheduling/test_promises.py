@@ -198,4 +198,3 @@ class AfterTest(base.BaseTestCase):
 
 
 OFFER = published.Offer('provider', '1g', 'CUSTOM_X', 0, 7)
-

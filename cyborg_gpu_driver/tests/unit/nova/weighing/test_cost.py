@@ -236,4 +236,3 @@ class RolesTest(CostCase):
             self.assertEqual(
                 {label: 3 if label == taken else 0 for label in names},
                 {offer.provider: offer.free for offer in gpu.offers})
-

@@ -117,4 +117,3 @@ class RowsTest(base.BaseTestCase):
         # No GPU instances at all.
         self.assertEqual((), weigher_grid.rows(('T4-2B',), (0,), (8,)))
         self.assertEqual((), weigher_grid.rows(('passthrough',), (0,), (1,)))
-

@@ -59,4 +59,3 @@ class WrongDocumentTest(base.BaseTestCase):
         error = self.assertRaises(exception.InvalidValue, published.parse,
                                   self.document)
         self.assertIn('{"slowdown": {"A": {"B": 1.25}}}', str(error))
-

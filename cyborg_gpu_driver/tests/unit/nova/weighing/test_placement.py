@@ -136,4 +136,3 @@ class UtilizationTest(base.BaseTestCase):
                 policy, weigher_cost.Cost(0.0, 0.5, 0.5),
                 placement.Company(1), value) for value in (None, 0.0, 1.0)}
             self.assertEqual(1, len(figures))
-

@@ -240,4 +240,3 @@ class TestKernelReset(DriversTestCase):
         self.machine.reboot()
         pynvml.nvmlInit()
         self.at(_GPU)
-

@@ -176,4 +176,3 @@ class TestModes(base.MachineTestCase):
         for call in ((capacity, device, ONE), (by_id, device, 0),
                      (self.instances, device, ONE)):
             self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
-

@@ -80,4 +80,3 @@ class TestInstances(base.MachineTestCase):
         self.machine.remove_process(9)
         pynvml.nvmlGpuInstanceDestroy(handle)
         self.assertEqual([], self.instances(device, ONE))
-

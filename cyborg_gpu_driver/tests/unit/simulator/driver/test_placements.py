@@ -191,4 +191,3 @@ class TestWishes(MixedTestCase):
             self.assert_no_boot(errno.EINVAL, base.UUID)
         self.wish(base.UUID, 'vgpu-placement-id=6')
         self.assert_no_boot(errno.EBUSY, base.UUID)
-

@@ -212,28 +212,12 @@ class TestVendorVfioWithMig(TestVendorVfio):
 
 class TestTypesInNvml(base.MachineTestCase):
 
-    def test_modes(self):
-        self.assertEqual(pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
-                         pynvml.nvmlDeviceGetVirtualizationMode(
-                             self.device()))
-        self.assertEqual(pynvml.NVML_HOST_VGPU_MODE_SRIOV,
-                         pynvml.nvmlDeviceGetHostVgpuMode(self.device()))
-        with machine_module.Machine.load('t4x4'):
-            pynvml.nvmlInit()
-            self.assertEqual(pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV,
-                             pynvml.nvmlDeviceGetHostVgpuMode(
-                                 self.device()))
-
     def test_a_driver_without_vgpus(self):
         with machine_module.Machine.load('mixed'):
             pynvml.nvmlInit()
             device = self.at('0000:81:00.0')
-            self.assertEqual(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE,
-                             pynvml.nvmlDeviceGetVirtualizationMode(
-                                 device))
             self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
                              pynvml.nvmlDeviceGetSupportedVgpus, device)
             self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
                              pynvml.nvmlVgpuTypeGetMaxInstances, device,
                              231)
-

@@ -108,4 +108,3 @@ class TestMigDevices(base.MachineTestCase):
                                                            1)
         self.assertEqual(
             [], pynvml.nvmlDeviceGetComputeRunningProcesses(other))
-

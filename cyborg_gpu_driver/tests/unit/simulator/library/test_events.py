@@ -80,4 +80,3 @@ class TestEvents(base.MachineTestCase):
         self.machine.unload_library()
         thread.join(scope.HANG)
         self.assertFalse(thread.is_alive())
-

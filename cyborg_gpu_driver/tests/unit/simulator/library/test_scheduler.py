@@ -200,4 +200,3 @@ class TestInstanceScheduler(base.MachineTestCase):
         self.set(FIXED, instance=other)
         self.machine.stop_guest(function)
         self.set(FIXED)
-

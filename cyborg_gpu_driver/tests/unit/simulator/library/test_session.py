@@ -18,6 +18,7 @@ import pynvml
 
 from cyborg_gpu_driver.tests.unit.simulator import base
 
+A100 = '0000:41:00.0'
 H100 = '0000:81:00.0'
 
 class TestSession(base.MachineTestCase):
@@ -40,7 +41,6 @@ class TestSession(base.MachineTestCase):
         os.close(writer)
         self.assertEqual(8, pynvml.nvmlDeviceGetCount())
 
-
 class TestDevices(base.MachineTestCase):
     host = 'mixed'
 
@@ -58,13 +58,10 @@ class TestDevices(base.MachineTestCase):
     def test_names_of_nothing(self):
         self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
                          pynvml.nvmlDeviceGetHandleByUUID, 'GPU-none')
-        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
-                         pynvml.nvmlDeviceGetHandleBySerial, '0')
         self.assert_code(pynvml.NVML_ERROR_NOT_FOUND, self.at,
                          '0000:99:00.0')
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.at,
                          'first')
-
 
 class TestLinks(base.MachineTestCase):
     host = 'dgx-a100-40'
@@ -76,4 +73,3 @@ class TestLinks(base.MachineTestCase):
         self.assertEqual(pynvml.NVML_TOPOLOGY_SYSTEM,
                          pynvml.nvmlDeviceGetTopologyCommonAncestor(
                              self.device(0), self.device(2)))
-

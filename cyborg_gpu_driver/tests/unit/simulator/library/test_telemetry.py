@@ -54,4 +54,3 @@ class TestGpm(base.MachineTestCase):
         pynvml.nvmlGpmSampleFree(one)
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
                          pynvml.nvmlGpmSampleFree, one)
-
