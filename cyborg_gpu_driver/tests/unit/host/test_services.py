@@ -52,6 +52,26 @@ class RunningTest(ProcCase):
                   '--config-file', '/etc/nova/nova.conf')
         self.check('nova-compute')
 
+    def test_with_our_patches(self):
+        for words in (('/opt/v/bin/python3.12',
+                       '/opt/v/bin/cyborg-gpu-nova-compute'),
+                      # A link in the place of nova-compute.
+                      ('/usr/bin/python3', '/usr/bin/nova-compute')):
+            self.run_(*words, comm=services.PATCHED)
+            self.check('cyborg-gpu-nova-compute')
+        self.assertFalse(services.running(self.proc).nova_unpatched)
+
+    def test_our_command_that_cannot_patch(self):
+        self.run_('/usr/bin/python3', '/usr/bin/cyborg-gpu-nova-compute',
+                  comm='nova-compute')
+        self.check('nova-compute')
+        self.assertTrue(services.running(self.proc).nova_unpatched)
+
+    def test_one_for_ironic_beside_it(self):
+        self.run_('/usr/bin/python3', '/usr/bin/nova-compute')
+        self.run_('nova-compute', comm=services.PATCHED)
+        self.assertFalse(services.running(self.proc).nova_unpatched)
+
     def test_program_that_has_the_name(self):
         self.run_('nova-compute')
         self.check('nova-compute')
@@ -63,9 +83,17 @@ class RunningTest(ProcCase):
         self.run_()
         self.check()
 
+    def test_the_api(self):
+        self.run_('/usr/bin/python3', '/usr/bin/cyborg-api')
+        self.assertEqual({'cyborg-api'},
+                         services.running(self.proc).commands)
+
     def test_process_that_ends_meanwhile(self):
         os.mkdir(f'{self.proc}/77')
         self.check()
+
+    def test_without_procfs(self):
+        self.assertIsNone(services.running(f'{self.proc}/none'))
 
 
 class AgentTest(ProcCase):
@@ -93,3 +121,6 @@ class AgentTest(ProcCase):
         for status in ('', 'Uid:\t0\n', 'Uid:\tx\tx\nGid:\t0\t0\n'):
             self.assertIsNone(self.agent(status))
 
+    def test_no_agent(self):
+        self.run_('/usr/bin/python3', '/usr/bin/cyborg-conductor')
+        self.assertIsNone(services.running(self.proc).agent)
