@@ -12,6 +12,7 @@
 
 """Making GPUs ready: which steps, in which order, and when none."""
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -21,6 +22,7 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
@@ -494,3 +496,36 @@ class HandOverTest(ready_case.ReadyCase):
         self.lock()
         self.assertFalse(self.prepare().rolled_back)
         self.assertTrue(self.state().locked)
+
+    def test_an_unhealthy_gpu_stays_at_its_driver(self):
+        self.govern('passthrough')
+        self.preparer._health.event(condition.Event(self.address, 79))
+        self.assertIn('unhealthy', self.prepare().reason)
+        self.assertEqual('nvidia', self.gpu().driver)
+
+
+class RolesTest(ready_case.ReadyCase):
+    """A GPU of mode auto is read in each of its roles."""
+
+    def setUp(self):
+        super().setUp()
+        self.govern('auto', roles=(policy.Mode.PASSTHROUGH, policy.Mode.MIG))
+
+    def facts(self):
+        return self.records.read(self.address).by_role
+
+    def test_not_while_a_server_may_get_it(self):
+        self.preparer._cloud.partitioning = (
+            lambda address: contextlib.nullcontext('a server has it'))
+        self.assertEqual('a server has it', self.prepare().reason)
+        self.assertEqual({}, self.facts())
+
+    def test_doubtful_facts_are_read_again(self):
+        self.prepare()
+        found = self.facts()
+        self.assertEqual(['mig'], list(found))
+        self.records.put(self.address, by_role={'mig': dataclasses.replace(
+            found['mig'], is_doubtful=True)})
+        self.start()
+        self.prepare()
+        self.assertEqual(found, self.facts())
