@@ -407,6 +407,17 @@ class RoleTest(binder_case.BinderCase):
                                   *self.handle('3g.20gb'))
         self.assertIn('was damaged', str(error))
 
+    def test_while_it_has_another(self):
+        handle = self.handle('3g.20gb')
+        self.records.put_claims(gpu_record.Claim(
+            handle=str(uuid.UUID(int=1)), gpu=self.address,
+            function=self.live.gpu(self.address).vfs[-1].address,
+            mdev_type='nvidia-474', profile='A100-4C',
+            phase=gpu_record.Phase.BOUND))
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('in role vgpu', str(error))
+
     def test_while_something_runs_on_it(self):
         self.records.put(self.address, by_role={
             'mig': roles.of(self.live.gpu(self.address))})
