@@ -75,3 +75,15 @@ class BridgesTest(base.BaseTestCase):
                 {_GPUS[0]: [_GPUS[1]], _GPUS[1]: []}))
         self.assertEqual((nvlink.Group((_GPUS[0],)),), nvlink.of_bridges(
             {_GPUS[0]: [_GPUS[1]]}))
+
+
+class PartitionsTest(base.BaseTestCase):
+
+    def test_one_with_an_unknown_gpu_is_no_group(self):
+        known = model.PciAddress.parse('0000:18:00.0')
+        members = tuple(model.FabricMember(number, None)
+                        for number in (1, 2))
+        found = [nvlink.of_partitions(
+            [model.FabricPartition(7, of, False, True)], {known: 1})
+            for of in (members[:1], members)]
+        self.assertEqual([(nvlink.Group((known,), 7),), ()], found)
