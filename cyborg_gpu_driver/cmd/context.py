@@ -253,7 +253,8 @@ class Machine(view.HostView, node.Node):
         name = names.provider_name(self.hostname, offer)
         return next((deployable for deployable
                      in (device.deployables if device else ())
-                     if deployable.name == name), None)
+                     if deployable.name == name
+                     and not deployable.offer.withdrawn), None)
 
 
 def add_cloud(parser: argparse.ArgumentParser) -> None:

@@ -351,6 +351,18 @@ class ReportedFacts:
     driver_branch: str | None = None
 
 
+MOST_UNITS = 1024
+"""More than any GPU has. Each is an attach handle in the next report."""
+
+
+def _reported(known: offer.Offer) -> offer.Offer:
+    if not 1 <= known.total <= MOST_UNITS:
+        raise ValueError(f'total: {known.total} is not from 1 to {MOST_UNITS}')
+    if known.vgpu_type_id is not None:
+        vgpu_name.asked_type(known.vgpu_type_id)
+    return known
+
+
 @dataclasses.dataclass(frozen=True)
 class Reported:
     """A GPU as it was last reported to Cyborg."""
@@ -358,7 +370,7 @@ class Reported:
     device_id: str
     mode: str
     facts: ReportedFacts
-    providers: Mapping[str, offer.Offer]
+    providers: Mapping[str, Annotated[offer.Offer, _reported]]
     """By provider UUID."""
 
     @property

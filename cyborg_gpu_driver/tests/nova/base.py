@@ -99,7 +99,7 @@ class GpuHost(fixtures.Fixture):
         """
         return [handle for device in self._agent.report()
                 for deployable in device.deployables
-                if profile in (None, deployable.profile)
+                if profile in (None, deployable.offer.profile)
                 for handle in deployable.handles]
 
     def bind(self, request):

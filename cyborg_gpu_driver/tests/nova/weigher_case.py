@@ -150,7 +150,8 @@ class Agent(fixtures.Fixture):
 
     def _publish_one(self, deployable):
         provider = deployable.provider_uuid
-        self._handles[deployable.gpu, deployable.profile] = [
+        offer = deployable.offer
+        self._handles[offer.gpu, offer.profile] = [
             provider, deployable.resource_class, list(deployable.handles)]
         self._put('/resource_providers', 'post', {
             'name': deployable.name, 'uuid': provider,

@@ -101,7 +101,7 @@ class TestCallBudget(BudgetCase):
         return [
             (str(handle.address), handle.asked_type, str(uuid.uuid4()))
             for device in self.devices for deployable in device.deployables
-            if deployable.profile == profile
+            if deployable.offer.profile == profile
             for handle in deployable.handles]
 
     def _instances(self):

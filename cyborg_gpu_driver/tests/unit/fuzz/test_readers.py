@@ -45,6 +45,7 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -131,9 +132,9 @@ _HIDDEN = dataclasses.replace(_BOARD, model=None, uuid=None, memory_mib=None)
 _REPORTED = {
     'device_id': '20b2', 'mode': 'mig',
     'facts': {'model': 'A100', 'uuid': 'GPU-1', 'memory_mib': 81920},
-    'providers': {'7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b': {
-        'resource_class': 'CUSTOM_NVIDIA_1G_10GB', 'total': 2,
-        'handles': 'abc'}}}
+    'providers': {names.provider_uuid(f'host_gpu_{_GPU}_1g.20gb'): {
+        'gpu': _GPU, 'policy': '', 'mode': 'mig', 'profile': '1g.20gb',
+        'total': 2, 'vgpu_type_id': 'nvidia-1', 'parents': [_GPU]}}}
 _EVENT = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
           'what': 'bound', 'subject': '', 'evidence': {'type': 'a'}}
 

@@ -506,7 +506,7 @@ class ReportTest(group_case.GroupCase):
             for gpu in self.running.live.host().gpus}
         (all_,) = [item for device in devices.values()
                    for item in device.deployables
-                   if item.profile == 'nvlink-8']
+                   if item.offer.profile == 'nvlink-8']
         self.assertEqual('host1_gpu_0000:18:00.0_nvlink-8', all_.name)
         self.assertEqual('CUSTOM_NVIDIA_NVLINK_8_H100_80GB_HBM3',
                          all_.resource_class)
@@ -522,7 +522,7 @@ class ReportTest(group_case.GroupCase):
             str, nvlink.from_text(json.loads(handle.attach_info)[
                 'addresses']))))
         self.assertEqual({'nvlink-1'}, {
-            item.profile
+            item.offer.profile
             for item in devices['0000:db:00.0'].deployables})
 
 
