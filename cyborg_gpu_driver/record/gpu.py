@@ -363,6 +363,9 @@ def _reported(known: offer.Offer) -> offer.Offer:
     return known
 
 
+ReportedOffer = Annotated[offer.Offer, _reported]
+
+
 @dataclasses.dataclass(frozen=True)
 class Reported:
     """A GPU as it was last reported to Cyborg."""
@@ -370,7 +373,7 @@ class Reported:
     device_id: str
     mode: str
     facts: ReportedFacts
-    providers: Mapping[str, Annotated[offer.Offer, _reported]]
+    providers: Mapping[str, ReportedOffer]
     """By provider UUID."""
 
     @property

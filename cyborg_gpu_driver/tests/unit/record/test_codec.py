@@ -27,6 +27,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests import scope
@@ -49,8 +50,19 @@ _LEAVES = {
     str: st.text(max_size=9), bool: st.booleans(), type(None): st.none()}
 
 
+def _offers():
+    """A strategy for offers in records, whose numbers have limits."""
+    hints = codec._hints(offer.Offer)
+    return st.builds(offer.Offer, **{
+        **{name: _values(kind) for name, kind in hints.items()},
+        'total': st.integers(1, gpu_record.MOST_UNITS),
+        'vgpu_type_id': st.none() | _LEAVES[gpu_record.VgpuType]})
+
+
 def _values(kind):
     """A strategy for every value that a field of that type may hold."""
+    if kind == gpu_record.ReportedOffer:
+        return _offers()
     if kind in _LEAVES:
         return _LEAVES[kind]
     if typing.get_origin(kind) is not None or typing.get_args(kind):
