@@ -87,13 +87,13 @@ def by_id(gpu: model.Gpu) -> dict[str, Type]:
     that NVML does not list.
     """
     found: dict[str, Type] = {}
-    for entry in (*gpu.mdev_types, *(mdev_type for function in gpu.vfs
-                                     for mdev_type in function.mdev_types)):
-        # A host can have 64 VFs with 100 types each.
-        if entry.type_id not in found:
-            found[entry.type_id] = Type(
-                entry.type_id, entry.name, entry.framebuffer_mib or 0,
-                entry.max_instances)
+    for offered in (gpu.mdev_types, *(vf.mdev_types for vf in gpu.vfs)):
+        for entry in offered:
+            # A host can have 64 VFs with 100 types each.
+            if entry.type_id not in found:
+                found[entry.type_id] = Type(
+                    entry.type_id, entry.name, entry.framebuffer_mib or 0,
+                    entry.max_instances)
     for known in gpu.vgpu_types:
         found[known.mdev_type_id] = Type(
             known.mdev_type_id, known.name, known.framebuffer_mib,

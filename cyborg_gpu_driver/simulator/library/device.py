@@ -23,6 +23,7 @@ from cyborg_gpu_driver.simulator import faults
 
 Refused = faults.Refused
 _MIB = 1 << 20
+_MEMORY_V2 = 0x02000028
 _RESERVED_MIB = 600
 _VBIOS = {pynvml.NVML_DEVICE_ARCH_VOLTA: '88.00.98.00.01',
           pynvml.NVML_DEVICE_ARCH_TURING: '90.04.96.00.02',
@@ -164,6 +165,18 @@ def memory_info(library, handle, info):
     info.total = total
     info.used = min(_RESERVED_MIB * _MIB, total)
     info.free = total - info.used
+
+
+@abi.symbol('nvmlDeviceGetMemoryInfo_v2')
+def memory_info_v2(library, handle, info):
+    gpu, ids = library.device(handle)
+    library.check_usage(gpu, ids)
+    total = _memory_mib(gpu, ids) * _MIB
+    info = abi.versioned(info, _MEMORY_V2)
+    info.total = total
+    info.reserved = min(_RESERVED_MIB * _MIB, total)
+    info.used = 0
+    info.free = total - info.reserved
 
 
 @abi.symbol('nvmlDeviceGetBAR1MemoryInfo')

@@ -329,7 +329,7 @@ class ForGpuTestCase(base.BaseTestCase):
             error = self.assertRaises(
                 exception.DocumentError, entry.for_gpu, 0, gpu)
             self.assertIn('do not fit on one NVIDIA A100', str(error))
-            self.assertIn(f'at most {fitting} of them', str(error))
+            self.assertIn(f'at most {fitting} fit', str(error))
 
     def test_a_gpu_without_mig(self):
         gpu = boards.gpu((), mig=None, model='Tesla T4')

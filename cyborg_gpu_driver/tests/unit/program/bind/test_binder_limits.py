@@ -185,16 +185,15 @@ class LateBindTest(LimitCase):
         self.assertEqual(_NOTHING, self.truth())
         self.assertEqual([], self.phases())
 
-
     def test_a_bind_that_overtakes_an_unbind_stays(self):
-        vgpu_type = self.node.partitions.vgpu_type
+        vgpu_type = self.node.claimed_vgpus.vgpu_type
 
         def bound(vgpu):
-            self.node.partitions.vgpu_type = vgpu_type
+            self.node.claimed_vgpus.vgpu_type = vgpu_type
             self.binder.bind(*self.asked)
             return vgpu_type(vgpu)
 
-        self.node.partitions.vgpu_type = bound
+        self.node.claimed_vgpus.vgpu_type = bound
         self.binder.unbind(*self.asked)
         self.assertEqual([gpu_record.Phase.BOUND], self.phases())
         self.assert_quiet()

@@ -56,7 +56,7 @@ class SwitchTest(UnreadableCase):
                     self.assertEqual((), self.world.damage)
                     self.assertEqual(1, log.output.count(
                         'no list of the active partitions, because not all '
-                        'claims of this host are known: journal '
+                        'claims of this host are known: record '
                         + store.of(self.state_path).path(address)))
                 self.report()
                 self.assert_sound()

@@ -213,7 +213,7 @@ class MdevTest(OrphanCase):
         durable.write(store.of(self.state_path).path(self.address),
                       store.KIND, store.VERSION, [])
         self.assertRaises(exception.JournalError, self.vgpus.found)
-        self.assert_kept(found, 'journal')
+        self.assert_kept(found, 'record')
 
     def test_its_definition_goes_with_it(self):
         name = self.make()

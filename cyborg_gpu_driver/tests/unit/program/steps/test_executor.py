@@ -62,6 +62,10 @@ class PlacementTest(layouts.LayoutCase):
             now.mig.profile_by_id(instance.profile_id), instance.placement))
         self.assertEqual((True, True, []), self.truth())
 
+    def finish(self):
+        with self.transactions.lock(self.address):
+            return self.transactions.finish(self.gpu)
+
     def test_after_a_reboot_a_rollback_leaves_the_instances(self):
         self.apply()
         lost = spec.MigInstanceSpec(model.Placement(0, 1), _ID)
@@ -75,7 +79,7 @@ class PlacementTest(layouts.LayoutCase):
         self.assertIsNone(self.change_record())
         self.records.put(self.address, change=interrupted)
         privileged.create_gpu_instance(str(self.address), _ID, 0, 1)
-        self.assertTrue(self.transactions.recover(self.gpu))
+        self.assertTrue(self.finish())
         self.assertEqual((True, True, [(0, 1, _ID, [])]), self.truth())
 
     def test_no_rollback_while_a_step_may_go_on(self):
@@ -86,7 +90,7 @@ class PlacementTest(layouts.LayoutCase):
               privsep._noted('create', str(self.address))):
             self.assertRaises(exception.ChangeFailed, self.apply, _1g_10gb=1)
         self.assertIn('create', self.change_record().problem)
-        self.assertTrue(self.transactions.recover(self.gpu))
+        self.assertTrue(self.finish())
 
     def test_a_stranger_at_the_place_survives_a_rollback(self):
         self.apply()
