@@ -160,8 +160,13 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
             stderr=subprocess.PIPE, text=True)
         self.addCleanup(command.kill)
         self.assertEqual('reading\n', command.stdout.readline())
-        # An interrupt during its imports may be lost there.
         self.wait_for(lambda: command.pid in dict(self.world.holders(OTHER)))
-        command.send_signal(signal.SIGINT)
+
+        def ends():
+            # Python loses an interrupt that comes in a finalizer.
+            command.send_signal(signal.SIGINT)
+            return command.poll() is not None
+
+        self.wait_for(ends)
         command.communicate(timeout=scope.HANG)
         self.assertNotEqual(0, command.returncode)

@@ -40,9 +40,13 @@ class UnknownTest(base.BaseTestCase):
             self.assertIn(words, offer.problem)
 
 
-class BusyTest(base.BaseTestCase):
+class GroupTest(base.BaseTestCase):
 
-    def busy(self, *drivers):
+    def offer(self, *drivers, **facts):
+        """The offer of a group of GPUs with these drivers.
+
+        :param facts: of each member.
+        """
         board = boards.gpu((), mig=None, model='H100', vfs=())
         gpus = [dataclasses.replace(
             board, driver=driver, address=model.PciAddress.parse(
@@ -50,11 +54,21 @@ class BusyTest(base.BaseTestCase):
             for number, driver in enumerate(drivers)]
         state = offer_nvlink.State(
             nvlink.Group(tuple(gpu.address for gpu in gpus)),
-            tuple(map(offer_nvlink.Member, gpus)))
+            tuple(offer_nvlink.Member(gpu, **facts) for gpu in gpus))
         (offer,) = offers.offers(gpus[0], _LINKED, must_be_bound=True,
                                  groups=[state])
+        return offer
+
+    def busy(self, *drivers):
+        offer = self.offer(*drivers)
         self.assertEqual('', offer.problem)
         return offer.busy
+
+    def test_of_two_policies(self):
+        offer = self.offer('vfio-pci', 'vfio-pci', governed=False)
+        self.assertEqual(0, offer.creatable)
+        self.assertIn('another policy governs GPU 0000:00:00.0',
+                      offer.problem)
 
     def test_equal_reasons_are_said_once(self):
         bound = ('bound to nvidia; it will be offered when it is bound to '

@@ -132,6 +132,19 @@ class BindTest(group_case.GroupCase):
         self.assertEqual((before, {gpu_record.Phase.UNBINDING}, 1), seen[0])
         self.assertNotEqual(before, self.resets(members))
 
+    def test_the_gpus_are_reset_when_their_partition_is_inactive(self):
+        """No source says what a reset does to an active partition."""
+        handle = self.bind(2, 4)
+        reset, seen = self.running.resetter.reset, []
+
+        def note(gpu, begin):
+            seen.append(self.world.active_partitions)
+            return reset(gpu, begin)
+
+        self.running.resetter.reset = note
+        self.running.binder.unbind(*handle)
+        self.assertEqual([(), ()], seen)
+
     def resets(self, members):
         with self.world.operation():
             return [self.world.gpu(str(address)).state.resets
