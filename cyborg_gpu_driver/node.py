@@ -253,7 +253,8 @@ class Node(host_parts.HostParts, services.Services):
     def withdrawal(self) -> withdrawal.Withdrawal:
         """Compares a report with the last one."""
         return withdrawal.Withdrawal(
-            self.state_path, self._reserved_writer, self.device)
+            self.state_path, self._reserved_writer, self.device,
+            self.hostname)
 
     @functools.cached_property
     def cordons(self) -> cordons.GpuCordons:

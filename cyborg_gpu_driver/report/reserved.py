@@ -23,6 +23,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -31,8 +32,10 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.report import publishing
+from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 
@@ -121,6 +124,34 @@ class ReservedWriter:
                 self._put(inventory, True)
 
         self._each(wanted, put)
+
+    def all_reserved(self, hostname: str,
+                     gpus: Collection[model.PciAddress]
+                     ) -> tuple[Inventory, ...]:
+        """The inventories that Placement has of GPUs, closed.
+
+        Only what servers use now is not reserved.
+
+        :param hostname: name of the compute node's provider.
+        :raises Exception: what the client raises.
+        """
+        found = []
+        for item in self._tree.of_host(hostname):
+            name, uuid = item['name'], item['uuid']
+            parts = names.parse_provider_name(name)
+            if (parts is None or uuid != names.provider_uuid(name)
+                    or model.PciAddress.parse(parts.gpu) not in gpus):
+                continue
+            url = f'/resource_providers/{uuid}'
+            there = self._tree.get(f'{url}/inventories')
+            usages = self._tree.get(f'{url}/usages')
+            if there is None or usages is None:
+                continue
+            found += [Inventory(
+                uuid, kind, entry['total'], max(
+                    0, entry['total'] - usages['usages'].get(kind, 0)))
+                for kind, entry in there['inventories'].items()]
+        return tuple(found)
 
     def in_use(self, provider: str) -> bool | None:
         """Whether Placement has allocations against ``provider``.

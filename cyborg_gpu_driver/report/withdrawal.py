@@ -131,13 +131,16 @@ class Withdrawal:
     :param writer: knows which providers have allocations. None does not ask
         Placement and assumes that no provider has any.
     :param make: makes the device of a GPU and its offers, None without any.
+    :param hostname: name of the compute node's provider.
     """
 
     def __init__(self, state_path: str,
                  writer: reserved.ReservedWriter | None,
                  make: Callable[[model.Gpu, Iterable[offer.Offer]],
-                                names.ReportedDevice | None]):
+                                names.ReportedDevice | None],
+                 hostname: str):
         self._writer = writer
+        self._hostname = hostname
         self._make = make
         self._records = store.of(state_path)
         self._memory: dict[model.PciAddress,
@@ -180,6 +183,7 @@ class Withdrawal:
         draining: list[reserved.Inventory] = []
         present = {gpu.address: gpu for gpu in host.gpus}
         unknown = self._records.unknown_claims()
+        unread = set()
         for address in sorted({*present, *known, *unknown}):
             before = known.get(address)
             look = (_unknown(unknown.get(address))
@@ -191,6 +195,8 @@ class Withdrawal:
             if before is not None:
                 draining.extend(self._closed(before, look,
                                              address in unhealthy, owned))
+            elif look.unread:
+                unread.add(address)
             if reason:
                 self._say(address, reason, _LEFT)
             elif look.waiting or device is not None:
@@ -207,6 +213,7 @@ class Withdrawal:
             elif sent is not None and look.gpu is not None:
                 kept[address] = capacity.remember(look.gpu, sent, before,
                                                   look.left)
+        draining.extend(self._of_earlier_process(unread))
         devices += [build.stub_device(item.function)
                     for item in earlier or () if item.function != item.gpu]
         self._keep(kept)
@@ -296,6 +303,24 @@ class Withdrawal:
             yield reserved.Inventory(
                 uuid, names.resource_class(known), known.total,
                 build.reserved(known.total, held, 0))
+
+    def _of_earlier_process(self, unread: Collection[model.PciAddress]
+                            ) -> tuple[reserved.Inventory, ...]:
+        """The inventories of GPUs that cannot be read and are not remembered.
+
+        An earlier process may have reported them: only Placement knows what.
+        """
+        if not unread or self._writer is None or self._silent:
+            return ()
+        try:
+            return self._writer.all_reserved(self._hostname, unread)
+        except Exception as error:
+            self._silent = not isinstance(error, exception.PlacementRefused)
+            LOG.warning('What Placement promises of GPU %(gpus)s could not be '
+                        'reserved: %(error)s',
+                        {'gpus': ', '.join(map(str, sorted(unread))),
+                         'error': exception.steady(error)})
+            return ()
 
     def _withdrawn(self, before: gpu_record.Reported,
                    device: names.ReportedDevice | None, claimed: bool

@@ -18,6 +18,7 @@ from cyborg import context
 from cyborg.objects import attach_handle
 
 from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
@@ -97,6 +98,24 @@ class WithdrawalTest(gpu_cloud.GpuTestCase):
                          self.cloud.placement.snapshot())
         self.assertEqual(self.known, self.handles())
         self.cloud.unbind(self.cloud.bind(large))
+
+    def test_a_record_that_an_agent_cannot_read_when_it_starts(self):
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
+        (claim,) = self.driver._running()._records.claims()
+        self.report()
+        gpu = str(claim.gpu)
+        before = self.reserved(gpu)
+        path = self.driver._running()._records.path(claim.gpu)
+        self.end_agent()
+        with unreadable.file(path):
+            self.cloud.report()
+            self.assertEqual({_SMALL: (7, 7), _LARGE: (2, 1)},
+                             self.reserved(gpu))
+            (other,) = {_ONE, _TWO} - {gpu}
+            self.assertEqual((7, 0), self.reserved(other)[_SMALL])
+        self.report()
+        self.assertEqual(before, self.reserved(gpu))
+        self.cloud.unbind(server)
 
     def test_a_provider_that_an_operator_deletes_is_forgotten(self):
         self.known = self.handles()

@@ -229,7 +229,7 @@ def _reported(test, content):
     for used in (set(), None):
         found = withdrawal.Withdrawal(
             test.state_path, placements.Usages(used).writer(),
-            lambda gpu, offered: build.device(gpu, offered, 'host'))
+            lambda gpu, offered: build.device(gpu, offered, 'host'), 'host')
         found.held()
         for gpus in ((_HIDDEN,), (), (_BOARD,)):
             for inventory in found.decide(

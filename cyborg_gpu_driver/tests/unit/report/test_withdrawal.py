@@ -78,7 +78,7 @@ class WithdrawalTest(base.BaseTestCase):
 
     def restart(self):
         self.withdrawal = withdrawal.Withdrawal(
-            self.state_path, self.placement.writer(), _make)
+            self.state_path, self.placement.writer(), _make, 'host')
 
     def decide(self, *present, gpus=(), make=_offers, ignored=(), claimed=(),
                library_missing=False, earlier=(), unhealthy=(),
@@ -242,7 +242,7 @@ class WithdrawalTest(base.BaseTestCase):
         device = self.report(_GPU)[_ADDRESS]
         self.withdrawal = withdrawal.Withdrawal(
             self.state_path, self.placement.writer(),
-            lambda gpu, offered: build.device(gpu, offered, 'other'))
+            lambda gpu, offered: build.device(gpu, offered, 'other'), 'other')
         reported = self.report(_GPU)[_ADDRESS]
         self.assertEqual(2, len(reported.deployables))
         self.assertEqual(set(), {item.name for item in device.deployables} & {
