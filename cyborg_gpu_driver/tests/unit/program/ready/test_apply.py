@@ -17,6 +17,8 @@ import errno
 import os
 import uuid
 
+import fixtures
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.ready import apply
@@ -239,6 +241,19 @@ class RefusalTest(layouts.LayoutCase):
                                   _7g_80gb=1)
         self.assertIn(path, str(error))
         self.assertEqual(self.before, self.truth())
+
+    def test_what_the_gpu_has_is_not_lost_at_the_next_boot(self):
+        """It fails if it cannot be remembered, also with nothing to do."""
+        self.apply(_7g_80gb=1)
+        self.records.put(self.address, layout=None)
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.durable.write', self.full))
+        error = self.assertRaises(exception.GpuDriverError, self.apply,
+                                  _7g_80gb=1)
+        self.assertIn('the disk is full', str(error))
+
+    def full(self, path, *_):
+        raise exception.JournalError(path=path, reason='the disk is full')
 
     def test_refused_reset_names_the_module(self):
         """The mode is not left pending, and the instances are back."""
