@@ -229,7 +229,7 @@ class RefusalTest(KeepCase):
 
     def setUp(self):
         super().setUp()
-        self.gpus = self.make_host(('t4x4', False), WHOLE)
+        self.gpus = self.make_host('t4x4', WHOLE)
         self.extend(self.gpus)
         self.server = self.running(self.gpus, 1)
 
@@ -267,7 +267,7 @@ class UnknownNovaTest(KeepCase):
     """An unknown Nova runs without patches and refuses what needs them."""
 
     def test_whole_gpu(self):
-        gpus = self.make_host(('t4x4', False), WHOLE)
+        gpus = self.make_host('t4x4', WHOLE)
         self.assertIn('Nova 99.0.0 was not tested',
                       self.extend(gpus, '99.0.0'))
         server = self.running(gpus)
@@ -279,7 +279,7 @@ class UnknownNovaTest(KeepCase):
         self.assertEqual(had, self.hostdevs(server))
 
     def test_virtual_function(self):
-        gpus = self.make_host(('l40sx4', True), LARGE)
+        gpus = self.make_host('l40sx4', LARGE)
         self.extend(gpus, '99.0.0')
         error = self.assertRaises(
             nova_exception.AcceleratorRequestOpFailed, self.running, gpus)
@@ -287,7 +287,7 @@ class UnknownNovaTest(KeepCase):
         self.assertEqual([], self.created)
 
     def test_server_without_accelerators(self):
-        gpus = self.make_host(('t4x4', False), WHOLE)
+        gpus = self.make_host('t4x4', WHOLE)
         self.extend(gpus, '99.0.0')
         server = self.instance()
         server.flavor.extra_specs = {}
