@@ -20,10 +20,13 @@ import subprocess
 
 from ironic_python_agent import errors
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import agent_case
 
+_LABEL = 'security.selinux'
+_UNIT_LABEL = b'system_u:object_r:systemd_unit_file_t:s0\0'
 _REAL = ('mkfs.ext4', 'mount', 'umount')
 
 
@@ -110,6 +113,19 @@ class RootTest(agent_case.AgentCase):
             self.restart()
             self.assertEqual('usr/bin/cyborg-gpu', self.found())
 
+    def test_what_was_looked_at_is_named(self):
+        self.image.mkdir()
+        error = self.assertRaises(exception.ChangeRefused, self.found)
+        self.assertIn('no partition has /etc/systemd/system', str(error))
+        self.assertIn(f'checked {self.disk}1 (cannot be mounted), '
+                      f'{self.disk}2', str(error))
+
+    def test_no_partition_table(self):
+        self.stub('parted', 'echo "unrecognised disk label" >&2; exit 1')
+        error = self.assertRaises(exception.ChangeRefused, self.found)
+        self.assertIn('its partitions cannot be listed', str(error))
+        self.assertIn('unrecognised disk label', str(error))
+
 
 class DiskTest(DiskCase):
 
@@ -127,6 +143,20 @@ class DiskTest(DiskCase):
             text = agent_case.read(self.root / cleaning.LAYOUT_PATH)
             self.assertIn('7g.80gb', text)
             self.assertNotIn('1g.10gb', text)
+
+    def test_labels(self):
+        with self.mounted():
+            try:
+                os.setxattr(self.root / 'etc/systemd/system', _LABEL,
+                            _UNIT_LABEL)
+            except OSError as error:
+                self.skipTest(f'no labels can be set here: {error}')
+        self.deploy()
+        with self.mounted():
+            wants = pathlib.Path(cleaning.WANTS_PATH)
+            for path in (cleaning.UNIT_PATH, wants.parent, wants):
+                self.assertEqual(_UNIT_LABEL, os.getxattr(
+                    self.root / path, _LABEL, follow_symlinks=False))
 
     def test_a_link_out_of_the_image(self):
         outside = self.directory / 'outside'

@@ -211,6 +211,11 @@ class TenantTest(HooksCase):
             self.assertIn(f'DIB_CYBORG_GPU_{name}', said)
             self.assertIn(words, said)
 
+    def test_a_system_without_systemd(self):
+        self.options['DIB_INIT_SYSTEM'] = 'sysv'
+        self.assertIn('DIB_INIT_SYSTEM=sysv: expected systemd',
+                      self.run_hooks('extra-data', 'post-install', code=1))
+
 
 class RamdiskTest(HooksCase):
 
@@ -235,8 +240,18 @@ class RamdiskTest(HooksCase):
         # A ramdisk has no tenant, so it gets no unit.
         self.assertFalse(self.path('/etc/systemd').exists())
 
+    def test_without_the_agent(self):
+        self.assertIn(
+            'expected the virtual environment of ironic-python-agent',
+            self.run_hooks('extra-data', 'install', code=1))
+
     def test_an_agent_that_lacks_the_plug_ins(self):
         self.make_agent('--without-pip')
         self.assertIn('there is no plug-in nvidia-gpus in the group '
                       'ironic_python_agent.hardware_managers',
                       self.run_hooks('post-install', code=1))
+
+    def test_it_has_no_layout(self):
+        self.options['DIB_CYBORG_GPU_LAYOUT'] = os.devnull
+        self.assertIn('only a tenant image has a layout',
+                      self.run_hooks('extra-data', code=1))

@@ -54,6 +54,25 @@ class InspectionTest(inspection_case.InspectionCase):
         self.assertEqual(19, len(self.layouts))
         self.assertIn(LAYOUT + 'ALL_3G_20GB', self.layouts)
 
+    def test_without_mig(self):
+        self.machine('t4x4')
+        self.inspect()
+        self.assertEqual({
+            'CUSTOM_NVIDIA_1EB8', 'CUSTOM_GPU_MODEL_TESLA_T4',
+            'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_16GB',
+            'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_HEALTHY'}, self.others)
+        self.assertEqual({LAYOUT + 'ALL_DISABLED'}, self.layouts)
+
+    def test_several_boards(self):
+        self.machine('mixed')
+        self.inspect()
+        self.assertLessEqual({
+            'CUSTOM_GPU_COUNT_4', 'CUSTOM_NVIDIA_1EB8', 'CUSTOM_NVIDIA_20B2',
+            'CUSTOM_NVIDIA_2330', 'CUSTOM_NVIDIA_2235'}, self.others)
+        self.assertEqual(19, len(self.layouts))
+        self.assertEqual('a:b,gpu_count:4',
+                         self.node.properties['capabilities'])
+
     def test_modes(self):
         machine = self.machine('hgx-h100')
         machine.set_confidential_computing('devtools')
@@ -80,6 +99,25 @@ class InspectionTest(inspection_case.InspectionCase):
         self.sent()
         self.assertEqual(0, pynvml._nvmlLib_refcount)
 
+    def test_no_gpu(self):
+        self.without_simulation()
+        self.assertEqual([], self.sent()['nvidia_gpus']['gpus'])
+        self.add_traits('CUSTOM_RACK_7')
+        self.inspect()
+        self.assertEqual({'CUSTOM_RACK_7'}, self.traits)
+        self.assertEqual({'cpu_arch': 'x86_64', 'capabilities': 'a:b'},
+                         self.node.properties)
+
+    def test_gpus_that_are_gone(self):
+        machine = self.machine('t4x4')
+        self.inspect()
+        machine.unload_library()
+        self.without_simulation()
+        self.inspect()
+        self.assertEqual(set(), self.traits)
+        self.assertEqual({'cpu_arch': 'x86_64', 'capabilities': 'a:b'},
+                         self.node.properties)
+
     def test_bus_that_cannot_be_read(self):
         self.without_simulation()
         functions = self.directory / 'sys' / 'bus' / 'pci' / 'devices'
@@ -91,6 +129,10 @@ class InspectionTest(inspection_case.InspectionCase):
         error = self.assertRaises(exception.HardwareInspectionFailure,
                                   self.process, sent)
         self.assertIn('NVIDIA GPUs: PCI functions', str(error))
+
+    def test_no_such_simulation(self):
+        self.config(simulate='dgx-z1', group='gpu')
+        self.assertIn("simulated machine 'dgx-z1'", self.sent()['error'])
 
 
 class NoDriverTest(inspection_case.InspectionCase):
@@ -108,6 +150,19 @@ class NoDriverTest(inspection_case.InspectionCase):
         self.assertEqual('baremetal-gpu-h100-80gb-hbm3-x2',
                          found['resource_class'])
         self.assertIn('libnvidia-ml', found['nvml_problem'])
+
+    def test_layout_of_the_board(self):
+        items = [{'devices': 'all', 'mig-enabled': True,
+                  'device-filter': '0x233010DE',
+                  'mig-devices': {'3g.40gb': 2}}]
+        self.add_template(LAYOUT + 'HALVES', items)
+        self.add_template(LAYOUT + 'ANY', [
+            {key: items[0][key] for key in items[0]
+             if key != 'device-filter'}])
+        self.without_simulation('2330', '2330')
+        self.inspect()
+        self.assertEqual({LAYOUT + 'ALL_DISABLED', LAYOUT + 'HALVES'},
+                         self.layouts)
 
     def test_driver_that_is_not_loaded(self):
         machine = self.machine('a30x4')
@@ -140,6 +195,14 @@ class UnhealthyTest(inspection_case.InspectionCase):
         self.assertEqual({*A30, 'CUSTOM_RACK_7'},
                          self.others)
         self.assertEqual(9, len(self.layouts))
+
+    def test_lost(self):
+        machine = self.machine('a30x4')
+        machine.lose_gpu(machine.gpus[0].address)
+        self.inspect()
+        self.assertIn(UNHEALTHY + 'LOST', self.others)
+        self.assertIn('CUSTOM_GPU_COUNT_4', self.others)
+        self.assertEqual(set(), self.layouts)
 
     def test_stays_unhealthy_while_nobody_can_ask(self):
         machine = self.machine('a30x4')

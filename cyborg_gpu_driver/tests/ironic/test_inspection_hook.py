@@ -83,6 +83,24 @@ class LayoutTraitsTest(HookCase):
         self.assertEqual(20, len(self.layouts))
         self.assertIn(LAYOUT + 'TRAINING', self.layouts)
 
+    def test_file_that_is_missing(self):
+        self.option(layout_files=[str(self.directory / 'none.yaml')])
+        self.refused(self.data, '[gpu_baremetal] layout_files', 'none.yaml')
+
+    def test_entry_that_is_malformed(self):
+        path = self.directory / 'layouts.yaml'
+        path.write_text(FILE.replace('mig-enabled: true', 'mig-on: true', 1))
+        self.option(layout_files=[str(path)])
+        self.process(self.data)
+        self.assertEqual(19, len(self.layouts))
+        self.assertNotIn(LAYOUT + 'TRAINING', self.layouts)
+
+    def test_file_that_is_malformed(self):
+        path = self.directory / 'layouts.yaml'
+        path.write_text('mig-configs: [')
+        self.option(layout_files=[str(path)])
+        self.refused(self.data, str(path), 'not YAML')
+
     def test_deploy_templates(self):
         self.add_template(LAYOUT + 'HALVES', {'halves': HALVES})
         self.add_template(LAYOUT + 'KNOWN', 'all-balanced')
@@ -102,6 +120,24 @@ class LayoutTraitsTest(HookCase):
         self.assertNotIn(LAYOUT + 'ODD', self.layouts)
         self.assertIn(f'deploy template {LAYOUT}ODD cannot be used: layout: '
                       'top level: found keys a, b; expected', self.log.output)
+
+    def test_template_that_is_gone(self):
+        template = self.add_template(LAYOUT + 'GONE', HALVES)
+        # As "openstack gpu profile sync" does.
+        self.add_traits(LAYOUT + 'GONE')
+        self.process(self.data)
+        self.assertIn(LAYOUT + 'GONE', self.layouts)
+        template.destroy()
+        self.process(self.data)
+        self.assertNotIn(LAYOUT + 'GONE', self.layouts)
+
+    def test_no_room(self):
+        mine = {f'CUSTOM_{number}' for number in range(40)}
+        self.add_traits(*mine)
+        self.process(self.data)
+        self.assertEqual(50, len(self.traits))
+        self.assertEqual(mine | inspection_case.H100, self.others)
+        self.assertIn(f'no room for the traits {LAYOUT}', self.log.output)
 
 
 class AgainTest(HookCase):
@@ -136,6 +172,14 @@ class AgainTest(HookCase):
                               self.process, self.data)
         self.process(self.data)
         self.assertEqual(set(), self.traits)
+
+    def test_same_again(self):
+        self.process(self.data)
+        before = (self.traits, self.node.properties)
+        self.process(self.data)
+        self.assertEqual(before, (self.traits, self.node.properties))
+        self.assertEqual(1, self.log.output.count(
+            'traits of its GPUs are now'))
 
 
 class ResourceClassTest(HookCase):
@@ -222,6 +266,10 @@ class PciDevicesTest(HookCase):
             'vendor_id': '0x10de', 'product_id': '0x2330',
             'class': 'DisplayController', 'revision': '0xa1'}]})
         self.assertEqual(before, self.traits)
+
+    def test_malformed(self):
+        self.refused({'pci_devices': [{**PCI, 'bus': 'x'}]},
+                     'pci_devices[0].bus')
 
     def test_neither(self):
         self.process(self.data)

@@ -12,6 +12,7 @@
 
 """The steps that ironic-python-agent offers, and the cleaning steps."""
 
+import pynvml
 from ironic_python_agent import errors
 
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
@@ -48,6 +49,35 @@ class OfferTest(agent_case.AgentCase):
         (step,) = self.steps('deploy')
         self.assertTrue(step['argsinfo']['layout']['required'])
 
+    def test_no_mig(self):
+        self.use('t4x4')
+        self.assertEqual(['reset_gpus', 'verify_gpus'], self.names('clean'))
+        self.assertEqual([], self.names('deploy'))
+        self.assertIn('none of its GPUs supports MIG', self.log.output)
+
+    def test_no_nvml(self):
+        self.machine.unload_library()
+        for gpu in self.machine.gpus:
+            self.machine.bind_driver(gpu.address, None)
+        self.assertEqual(['reset_gpus', 'verify_gpus'], self.names('clean'))
+        self.assertEqual([_LAYOUT], self.names('deploy'))
+
+    def test_who_uses_it_is_not_known(self):
+        self.machine.unload_library()
+        self.assertEqual(['verify_gpus'], self.names('clean'))
+        self.assertIn('NVML does not list its users', self.log.output)
+
+    def test_nouveau(self):
+        self.machine.bind_driver(self.machine.gpus[0].address, 'nouveau')
+        self.assertNotIn('reset_gpus', self.names('clean'))
+        self.assertIn('is bound to nouveau', self.log.output)
+
+    def test_ignored(self):
+        self.conf.config(group='gpu', ignored_devices=[
+            gpu.address for gpu in self.machine.gpus])
+        self.restart()
+        self.assertEqual([], self.names('clean'))
+
     def test_wrong_options(self):
         """Each step fails and names the option; the agent keeps running."""
         self.conf.config(group='gpu', ignored_devices=['some'])
@@ -59,6 +89,13 @@ class OfferTest(agent_case.AgentCase):
                          '[gpu] ignored_devices = some')
         self.refused('deploy', _LAYOUT, errors.DeploymentError,
                      '[gpu] ignored_devices = some', layout='all-disabled')
+
+    def test_wrong_machine(self):
+        self.conf.config(group='gpu', simulate='no-such-host')
+        self.restart()
+        self.assertEqual(_CLEANING, self.names('clean'))
+        self.refused('clean', 'verify_gpus', errors.CleaningError,
+                     "'no-such-host'")
 
 
 class SysfsTest(agent_case.AgentCase):
@@ -91,6 +128,12 @@ class SysfsTest(agent_case.AgentCase):
                      'no GPU where the last inspection found 8 x NVIDIA H100',
                      properties=properties)
 
+    def test_wrong_options_without_a_gpu(self):
+        self.conf.config(group='gpu', ignored_devices=['some'])
+        self.restart()
+        self.assertEqual([], self.names('clean'))
+        self.assertIn('[gpu] ignored_devices = some', self.log.output)
+
     def test_reset(self):
         places = [self.add(reset='', reset_method='flr') for _ in range(2)]
         self.assertEqual(['reset_gpus', 'verify_gpus'], self.names('clean'))
@@ -98,6 +141,15 @@ class SysfsTest(agent_case.AgentCase):
         self.assertEqual(['flr'] * 2, [item['method'] for item in done])
         for place in places:
             self.assertEqual('1', agent_case.read(place / 'reset'))
+
+    def test_no_reset(self):
+        self.add(reset='')
+        self.add()
+        self.assertEqual(['verify_gpus'], self.names('clean'))
+        self.assertIn('the kernel cannot reset GPU 0000:01:00.0',
+                      self.log.output)
+        self.refused('clean', 'reset_gpus', errors.CleaningError,
+                     'GPU 0000:01:00.0: the kernel has no way to reset it')
 
     def test_one_is_missing(self):
         self.add()
@@ -156,6 +208,10 @@ class CleanTest(agent_case.AgentCase):
         self.assertEqual(0, done[0]['after']['ecc_uncorrected'])
         self.verify()
 
+    def test_lost(self):
+        self.machine.lose_gpu(self.gpu)
+        self.fails(f'GPU {self.gpu}', 'GPU_IS_LOST', 'NVML does not list it')
+
     def test_in_use(self):
         self.machine.add_process(self.gpu, 4711)
         self.fails(f'GPU {self.gpu}: 1 process(es) use it')
@@ -163,6 +219,10 @@ class CleanTest(agent_case.AgentCase):
                      f'GPU {self.gpu} is in use')
         self.machine.remove_process(4711)
         self.verify()
+
+    def test_nvml_that_does_not_work(self):
+        self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        self.fails('the ramdisk has NVML, but it does not work')
 
     def test_without_nvml(self):
         self.machine.unload_library()
@@ -239,6 +299,17 @@ class ModesTest(agent_case.AgentCase):
         found = self.execute('clean', 'verify_gpus', wanted)['gpus'][0]
         self.assertTrue(found['ecc_mode']['enabled'])
 
+    def test_ecc_without_mig(self):
+        self.use('t4x4')
+        self.gpu = self.machine.gpus[0].address
+        wanted = self.properties(ecc=False)
+        self.assertIn('clear_gpu_partitions', self.names('clean', wanted))
+        self.assertFalse(self.clear(wanted)[0]['ecc_mode'])
+
+    def test_a_tenant_has_its_own(self):
+        self.execute('service', 'verify_gpus', self.properties(
+            ecc=False, mig=False))
+
     def test_mig(self):
         wanted = self.properties(mig=True)
         self.clear(wanted)
@@ -268,6 +339,15 @@ class ModesTest(agent_case.AgentCase):
             'ecc': True, 'mig': False}
         wanted['nvidia_gpus']['boards'][0]['count'] = 5
         self.fails(wanted, 'missing: 0000:99:00.0')
+
+    def test_a_record_that_is_malformed(self):
+        self.clear()
+        for modes in (7, {'gpus': []}, {'gpus': {'x': {}, self.gpu: 7}},
+                      {'gpus': {self.gpu: {'ecc': 'no', 'mig': 1}},
+                       'confidential_computing': 7}):
+            properties = self.properties()
+            properties['nvidia_gpus']['modes'] = modes
+            self.execute('clean', 'verify_gpus', properties)
 
 
 class VgpuTest(agent_case.AgentCase):

@@ -93,6 +93,31 @@ class StageTest(LayoutCase):
         self.assertEqual(['set at each boot'] * 4,
                          [item['mig_mode'] for item in done['gpus']])
 
+    def test_another_layout_takes_its_place(self):
+        self.deploy(_HALVES)
+        self.deploy('all-disabled')
+        self.assertEqual(['all-disabled'], list(self.layout()))
+        self.assertEqual({False}, {pending for _, pending in self.modes()})
+
+    def test_a_gpu_that_it_does_not_speak_of(self):
+        self.clear()
+        done = self.deploy([{**_HALVES['halves'][0], 'devices': [2]}])
+        self.assertEqual([self.machine.gpus[2].address],
+                         [item['gpu'] for item in done['gpus']])
+        self.assertEqual([(False, False), (True, True)],
+                         self.modes()[1:3])
+
+    def test_the_operator_s_files(self):
+        path = self.directory / 'layouts.yaml'
+        path.write_text(yaml.safe_dump({'version': 'v1',
+                                        'mig-configs': _HALVES}),
+                        encoding='ascii')
+        self.conf.config(group='gpu_baremetal', layout_files=[str(path)])
+        self.deploy('halves')
+        self.assertEqual(_HALVES, self.layout())
+        path.unlink()
+        self.fails('halves', 'layout_files', str(path))
+
     def test_wrong_layouts(self):
         item = _HALVES['halves'][0]
         self.fails('half', "no layout 'half'", 'all-2g.12gb')
@@ -120,6 +145,14 @@ class StageTest(LayoutCase):
         (self.image / 'etc/cyborg-gpu').touch()
         self.fails(_HALVES, '/etc/cyborg-gpu/layout.yaml cannot be written')
         self.assertEqual([(False, False)] * 4, self.modes())
+
+    def test_gpus_left_alone(self):
+        self.clear()
+        self.conf.config(group='gpu', ignored_devices=[
+            self.machine.gpus[0].address])
+        self.restart()
+        self.deploy(_HALVES)
+        self.assertEqual([(False, False), (True, True)], self.modes()[:2])
 
 
 class ElsewhereTest(LayoutCase):
@@ -169,6 +202,10 @@ class NoNvmlTest(LayoutCase):
         self.assertEqual(before, self.modes())
         self.assertEqual([None] * 4, [gpu['wanted']
                                       for gpu in done['gpus']])
+
+    def test_boards_are_not_named(self):
+        self.fails(_HALVES, 'cannot be checked without NVML', 'device-filter',
+                   'this node has 0x20B710DE')
 
 
 class ImageTest(LayoutCase):
