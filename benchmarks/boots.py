@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import logging
 import pathlib
 import statistics
 import sys
@@ -241,11 +240,8 @@ def main(argv=None):
     options = figures.parser(
         'Compare boots with this driver and with fake_driver.',
         10).parse_args(argv)
-    logging.disable(logging.CRITICAL)
-    try:
+    with figures.without_logs():
         return figures.show(measure(options.repeat), options.format)
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 if __name__ == '__main__':

@@ -15,10 +15,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 
@@ -90,6 +93,16 @@ def at_least(least: int):
                 f'expected a number of at least {least}')
         return value
     return number
+
+
+@contextlib.contextmanager
+def without_logs() -> Iterator[None]:
+    """Log nothing in the block: the services of a benchmark log a lot."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def show(figures: Iterable[Figure], form: str) -> int:

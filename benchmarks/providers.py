@@ -28,7 +28,6 @@ Exits 1 if a claim needs more than one request for each provider.
 
 from __future__ import annotations
 
-import logging
 import pathlib
 import sys
 import tempfile
@@ -136,11 +135,8 @@ def show(found):
 def main(argv=None):
     options = figures.parser(
         'Measure what providers cost nova-compute.', 3).parse_args(argv)
-    logging.disable(logging.CRITICAL)
-    try:
+    with figures.without_logs():
         return figures.show(measure(options.repeat), options.format)
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 if __name__ == '__main__':

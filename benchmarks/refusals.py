@@ -37,7 +37,6 @@ predicts, or if Placement or the GPUs hold anything but the running servers.
 from __future__ import annotations
 
 import itertools
-import logging
 import pathlib
 import random
 import sys
@@ -364,13 +363,10 @@ def main(argv=None):
                         metavar='N',
                         help='requests of each mix (default: 150)')
     options = parser.parse_args(argv)
-    logging.disable(logging.CRITICAL)
-    try:
+    with figures.without_logs():
         return figures.show(list(measure(
             options.hosts, options.load, options.mix, options.requests)),
             options.format)
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 if __name__ == '__main__':

@@ -221,10 +221,10 @@ def of_placement(tree: publishing.ProviderTree, hostname: str,
     """
     try:
         for uuid in _providers(tree, hostname, address):
-            usages = tree.get(f'/resource_providers/{uuid}/usages')
+            usages = tree.usages(uuid)
             if usages is None:
                 return f'provider {uuid} has just been deleted'
-            if any(usages['usages'].values()):
+            if any(usages.values()):
                 return f'Placement has allocations of provider {uuid}'
     except Exception as error:
         return ('Placement does not return its allocations: '

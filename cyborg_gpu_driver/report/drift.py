@@ -167,9 +167,8 @@ class Drift:
                                there['reserved'])
 
     def _used(self, inventory: reserved.Inventory) -> int:
-        found = self._tree.get(
-            f'/resource_providers/{inventory.provider}/usages')
-        return found['usages'].get(inventory.resource_class, 0) if found else 0
+        usages = self._tree.usages(inventory.provider) or {}
+        return usages.get(inventory.resource_class, 0)
 
 
 # Decide which GPUs a report sends in full, and which it sends as stubs.

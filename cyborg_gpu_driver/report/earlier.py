@@ -91,9 +91,7 @@ class Earlier:
             for uuid in (names.provider_uuid(item.provider)
                          for item in self._known or ()
                          if item.gpu not in ignored)
-            for name, inventory in (self._tree.get(
-                f'/resource_providers/{uuid}/inventories')
-                or {'inventories': {}})['inventories'].items())
+            for name, inventory in self._tree.inventories(uuid).items())
 
 
 def read(tree: publishing.ProviderTree, hostname: str, host: model.Host

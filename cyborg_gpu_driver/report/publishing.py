@@ -230,6 +230,16 @@ class ProviderTree:
                 text=response.text)
         return content(response, f'GET {url}')
 
+    def usages(self, provider: str) -> dict[str, int] | None:
+        """The used amount of each class; None without such a provider."""
+        found = self.get(f'/resource_providers/{provider}/usages')
+        return None if found is None else found['usages']
+
+    def inventories(self, provider: str) -> dict[str, dict[str, Any]]:
+        """The inventory of each class; empty without such a provider."""
+        found = self.get(f'/resource_providers/{provider}/inventories')
+        return {} if found is None else found['inventories']
+
     def members(self, provider: str) -> list[dict[str, Any]]:
         """All providers in the tree of a provider (UUID)."""
         return self.get(f'/resource_providers?in_tree={provider}',

@@ -142,15 +142,11 @@ class ReservedWriter:
             if (parts is None or uuid != names.provider_uuid(name)
                     or model.PciAddress.parse(parts.gpu) not in gpus):
                 continue
-            url = f'/resource_providers/{uuid}'
-            there = self._tree.get(f'{url}/inventories')
-            usages = self._tree.get(f'{url}/usages')
-            if there is None or usages is None:
-                continue
+            usages = self._tree.usages(uuid) or {}
             found += [Inventory(
-                uuid, kind, entry['total'], max(
-                    0, entry['total'] - usages['usages'].get(kind, 0)))
-                for kind, entry in there['inventories'].items()]
+                uuid, kind, entry['total'],
+                max(0, entry['total'] - usages.get(kind, 0)))
+                for kind, entry in self._tree.inventories(uuid).items()]
         return tuple(found)
 
     def in_use(self, provider: str) -> bool | None:
@@ -159,8 +155,8 @@ class ReservedWriter:
         :returns: None if Placement has no such provider.
         :raises Exception: what the client raises.
         """
-        found = self._tree.get(f'/resource_providers/{provider}/usages')
-        return None if found is None else any(found['usages'].values())
+        usages = self._tree.usages(provider)
+        return None if usages is None else any(usages.values())
 
     def seen(self, provider: str) -> cleaning.Seen | None:
         """The consumers of a provider; None if the provider is missing.

@@ -22,11 +22,11 @@ import re
 import subprocess
 import sys
 
-import fixtures
 import yaml
 from oslotest import base
 
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests.installers import base as installers
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 COLLECTION = ROOT / 'contrib' / 'ansible'
@@ -85,7 +85,7 @@ class VariablesTest(base.BaseTestCase):
         self.assertEqual(set(), used - known)
 
 
-class RoleTest(base.BaseTestCase):
+class RoleTest(installers.WorkCase):
 
     @classmethod
     def setUpClass(cls):
@@ -95,10 +95,6 @@ class RoleTest(base.BaseTestCase):
         if subprocess.run(['unshare', '--mount', 'true'], check=False,
                           capture_output=True).returncode:
             raise cls.skipException('no mount namespace can be created')
-        work = fixtures.TempDir()
-        work.setUp()
-        cls.addClassCleanup(work.cleanUp)
-        cls.work = pathlib.Path(work.path)
         cls.play()
 
     @classmethod

@@ -26,10 +26,10 @@ import sys
 import fixtures
 import yaml
 from oslo_utils import importutils
-from oslotest import base
 
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests import upstream
+from cyborg_gpu_driver.tests.installers import base as installers
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 KOLLA = ROOT / 'contrib' / 'kolla'
@@ -77,16 +77,12 @@ module.exit_json(changed=True)
 """
 
 
-class ImagesTest(base.BaseTestCase):
+class ImagesTest(installers.WorkCase):
     """What kolla-build renders with the template override."""
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        work = fixtures.TempDir()
-        work.setUp()
-        cls.addClassCleanup(work.cleanUp)
-        cls.work = pathlib.Path(work.path)
         subprocess.run(
             [BIN / 'kolla-build', '--template-only', '--work-dir', cls.work,
              '--config-file', KOLLA / 'kolla-build.conf',
@@ -129,16 +125,12 @@ class ImagesTest(base.BaseTestCase):
         self.assertIn('attaches vGPUs', done.stderr)
 
 
-class RoleTest(base.BaseTestCase):
+class RoleTest(installers.WorkCase):
     """What kolla-ansible's patched role makes of the examples."""
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        work = fixtures.TempDir()
-        work.setUp()
-        cls.addClassCleanup(work.cleanUp)
-        cls.work = pathlib.Path(work.path)
         cls.play()
 
     @classmethod
