@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import weakref
 
 from cyborg_gpu_driver import exception
@@ -92,8 +90,3 @@ def _vfio_holders(machine, name):
 def _others_hidden(what):
     return exception.UsageUnknown(
         what=what, reason=f'/proc: {open_files.OTHERS_HIDDEN}')
-
-
-def _no_library(path):
-    """Refuse to load a real NVML library, even if the host has one."""
-    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -29,7 +29,6 @@ from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator.library import device as library_device
 
 Refused = faults.Refused
-_MIB = 1 << 20
 _WITH_HBM = ('A100', 'A30', 'B200', 'B300', 'H100', 'H200', 'V100')
 """Products whose memory has its own temperature: HBM (data sheets)."""
 _MHZ = {pynvml.NVML_CLOCK_SM: 1410, pynvml.NVML_CLOCK_MEM: 1593}

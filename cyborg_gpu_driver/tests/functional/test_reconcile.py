@@ -231,15 +231,6 @@ class HandleTest(ReconcileCase):
         self.assert_named_once(self.reports(), 'There are no differences')
         self.doctor()
 
-    def write_reserved(self, label, reserved):
-        provider = self.cloud.provider(self.name(label))
-        resource_class, inventory = self.cloud.inventory(self.name(label))
-        self.cloud.placement.put(
-            f'/resource_providers/{provider["uuid"]}/inventories/'
-            + resource_class, {
-                **inventory, 'reserved': reserved,
-                'resource_provider_generation': provider['generation']})
-
     def test_what_is_made_by_hand_is_left_alone(self):
         with self.world.operation():
             function = self.world.gpu(self.gpu).vf_addresses[-1]

@@ -37,9 +37,6 @@ _SEVENTHS = {'sevenths': [{
     'mig-devices': {'1g.10gb': 7}}]}
 _THIRDS = {'thirds': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'3g.40gb': 2}}]}
-# No A30 has this profile.
-_TENTHS = {'tenths': [{'devices': 'all', 'mig-enabled': True,
-                       'mig-devices': {'1g.10gb': 7}}]}
 _UNHEALTHY = '0000:4b:00.0'
 
 

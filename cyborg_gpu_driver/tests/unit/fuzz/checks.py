@@ -57,7 +57,6 @@ from cyborg_gpu_driver.record import store
 ADDRESS = model.PciAddress.parse('0000:07:00.0')
 _TRAIT = re.compile(r'CUSTOM_[A-Z0-9_]{1,248}', re.ASCII)
 _RESOURCE_CLASS = re.compile(r'baremetal-gpu-[a-z0-9-]{1,66}', re.ASCII)
-_OTHER = model.PciAddress.parse('0000:0f:00.0')
 
 
 def hold(condition, about):

@@ -34,7 +34,6 @@ from cyborg_gpu_driver.tests import scope
 _ETC = pathlib.Path(__file__).resolve().parents[4] / 'etc'
 _CLOUDKITTY = _ETC / 'cloudkitty/metrics.yml'
 _HOUR = 3600
-_HANDLE = '4b20d080-1b54-4048-85b3-a6a62d165c01'
 
 
 def _read(path):

@@ -30,7 +30,6 @@ _RULES = _ROOT / 'etc/prometheus/rules.yaml'
 _TESTS = pathlib.Path(__file__).with_name('rules.test.yaml')
 _UNIT = _ROOT / 'etc/systemd/cyborg-gpu-exporter.service'
 _DROP_IN = _ROOT / 'etc/systemd-drop-ins/cyborg-gpu-exporter-nvml.conf'
-_ENDS = ('', '_bucket', '_count', '_sum')
 
 
 class RulesTest(base.BaseTestCase):

@@ -16,10 +16,8 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 
-_GPU = model.PciAddress.parse('0000:81:00.0')
 _STATE = cleaning.State
 
 

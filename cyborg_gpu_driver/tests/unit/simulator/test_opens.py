@@ -53,11 +53,6 @@ class OpensTestCase(base.MachineTestCase):
 class TestOpens(OpensTestCase):
     """Which calls open and close the nodes of GPUs."""
 
-    def assert_open(self, *addresses):
-        self.assertEqual(list(addresses), [
-            gpu.address for gpu in self.machine.gpus
-            if self.pids(gpu.address) == [os.getpid()]])
-
     def test_a_gpu_that_comes_later_is_opened_for_its_handle(self):
         self.come_later(_FIRST, _SECOND, _THIRD)
         self.assertEqual([], self.pids(_SECOND))

@@ -30,9 +30,6 @@ _HIDES_HARDWARE = {
     'ProtectKernelTunables', 'ProtectProc', 'User'}
 """Directives that would hide GPUs, sysfs, NVIDIA's modules and services, or
 the processes that have a GPU open."""
-_TIMES = {'ExecStart', 'TimeoutStartSec'}
-_CONSOLE = {'ExecStopPost', 'StandardOutput', 'SyslogIdentifier'}
-"""Only the unit of the first boot writes its result to the console."""
 
 
 def _read(text):
