@@ -39,6 +39,7 @@ from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.bind import turns
+from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
@@ -382,10 +383,13 @@ class Node(host_parts.HostParts, services.Services):
         host = self.live.host()
         gpu = host.gpu(address)
         unread = capacity.is_unread(self.state_path, host, gpu)
+        # In this order: a bind that ends meanwhile counts once.
+        running = self.turns.handles
+        claims = self.records.claims(address)
         return tuple(
             item for item in self.promised(
-                address, self.live.offers(gpu),
-                gpu_record.owned(self.records.claims(address)),
+                address, self.live.offers(gpu, claims),
+                gpu_record.owned(claims, plan.begun(gpu, claims, running)),
                 unread or self.health.unhealthy(address) is not None)
             if item.provider not in self.draining)
 

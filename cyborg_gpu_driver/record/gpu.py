@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Annotated
@@ -254,10 +255,15 @@ def claimed(claims: Iterable[Claim]) -> frozenset[policy.Mode]:
     return frozenset(claim.role for claim in claims)
 
 
-def owned(claims: Iterable[Claim]) -> collections.Counter[str]:
-    """How many handles are bound with each profile."""
-    return collections.Counter(claim.profile for claim in claims
-                               if claim.is_owned)
+def owned(claims: Iterable[Claim], begun: Collection[str] = ()
+          ) -> collections.Counter[str]:
+    """How many handles are bound with each profile.
+
+    :param begun: handles that count as bound already.
+    """
+    return collections.Counter(
+        claim.profile for claim in claims
+        if claim.is_owned or claim.leads and claim.handle in begun)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import threading
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
@@ -21,6 +22,7 @@ from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
 
@@ -126,13 +128,17 @@ class LiveHost:
         return elastic.owner_of(function, [
             (address, record.by_role) for address, record in records.items()])
 
-    def offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
+    def offers(self, gpu: model.Gpu,
+               claims: Sequence[gpu_record.Claim] | None = None
+               ) -> tuple[partition_offers.Offer, ...]:
         """The offers of the GPU's policy; empty without a policy.
 
+        :param claims: the claims on the GPU; None reads them.
         :raises JournalError: if the record cannot be read.
         """
-        held = plan.held(gpu, self._records.claims(gpu.address),
-                         self._reader.boot_id())
+        if claims is None:
+            claims = self._records.claims(gpu.address)
+        held = plan.held(gpu, claims, self._reader.boot_id())
         situation = self._records.read(gpu.address).situation
         policy = self._settings.policy_for(gpu)
         states = self._states(gpu)

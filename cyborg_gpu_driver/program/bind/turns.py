@@ -88,6 +88,12 @@ class Turns:
         with self._mutex:
             return self._partitioning[address] > 0
 
+    @property
+    def handles(self) -> frozenset[str]:
+        """The handles of the binds that have arrived and not ended."""
+        with self._mutex:
+            return frozenset(turn.asked.handle for turn in self._turns)
+
     @contextlib.contextmanager
     def turn(self, asked: plan.Request, seconds: float
              ) -> Iterator[Turn]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 
@@ -132,6 +133,23 @@ def held(gpu: model.Gpu, claims: Sequence[gpu_record.Claim], boot: str
           for claim in claims
           if claim.instance is not None and claim.function not in told),
         *told.values())
+
+
+def begun(gpu: model.Gpu, claims: Iterable[gpu_record.Claim],
+          running: Collection[str]) -> frozenset[str]:
+    """Handles whose binds have not ended, but that take room already.
+
+    Their servers have allocations in Placement, and the offers of ``gpu`` no
+    longer contain their parts: see :func:`held`.
+
+    :param running: handles of the binds that have not ended.
+    """
+    there = {vgpu.name for vgpu in gpu.vgpus}
+    return frozenset(
+        claim.handle for claim in claims
+        if claim.handle in running
+        and claim.phase is gpu_record.Phase.BINDING
+        and (claim.instance is not None or claim.vgpu_name in there))
 
 
 def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],

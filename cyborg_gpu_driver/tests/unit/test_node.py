@@ -4,6 +4,8 @@
 
 import dataclasses
 import json
+import re
+from unittest import mock
 
 import fixtures
 import pynvml
@@ -17,6 +19,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 
 class InventoriesTest(base.BaseTestCase):
@@ -129,3 +132,47 @@ class InventoriesTest(base.BaseTestCase):
         error = self.assertRaises(exception.HostUnusable, getattr,
                                   self.node, 'reserved_writer')
         self.assertIn('Placement', str(error))
+
+
+class DuringBindTest(binder_case.BinderCase):
+    """What Placement is told while a bind runs, whose server it counts."""
+
+    profile = '1g.5gb'
+
+    def test_placement_offers_what_is_left(self):
+        left = self.creatable()[self.profile]
+        for bound in range(left):
+            left -= 1
+            self.assertEqual({left}, self.offered(bound))
+
+    def offered(self, bound):
+        """Bind one more; what Placement offers after each of its changes."""
+        found = set()
+
+        def tell(method):
+            def call(*arguments):
+                answer = method(*arguments)
+                (item,) = (item for item in self.node.inventories(self.address)
+                           if item.resource_class.endswith(
+                               re.sub('[.-]', '_', self.profile.upper())))
+                found.add(item.total - item.reserved - bound - 1)
+                return answer
+            return call
+
+        with (mock.patch.object(self.records, 'put_claims',
+                                tell(self.records.put_claims)),
+              mock.patch.object(self.live, 'refresh_gpu',
+                                tell(self.live.refresh_gpu))):
+            self.binder.bind(*self.handle(self.profile, bound))
+        return found
+
+
+class DuringVfioBindTest(DuringBindTest):
+
+    machine, gpu, profile = 'a100x4-vfio', '0000:31:00.0', '1g.10gb'
+
+
+class DuringTimeSlicedBindTest(DuringBindTest):
+
+    machine, gpu, profile = 't4x4', '0000:3b:00.0', 'T4-4C'
+    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('T4-4C',))
