@@ -34,11 +34,10 @@ from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import admission
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
-from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
-from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
@@ -148,19 +147,15 @@ class Node(host_parts.HostParts, services.Services):
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
         return binder.Binder(
-            self.live,
-            making.Maker(self.live, self.records, self.history,
-                         self.claimed_vgpus, self.claimed_groups),
-            self.claimed_vgpus,
-            making.RoleTaker(self.live, self.transactions, self),
-            binder.Admission(self.live, self, self.cordons, self.health),
+            self.live, self.claimed_vgpus, self.claimed_groups,
+            admission.Admission(self.live, self, self.cordons, self.health),
             self.transactions, self.history, self, self.health,
             self.limits, self.turns)
 
     @functools.cached_property
-    def turns(self) -> turns.Turns:
+    def turns(self) -> admission.Turns:
         """The binds of this process that have not ended."""
-        return turns.Turns(self.limits.clock)
+        return admission.Turns(self.limits.clock)
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:

@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Bind and unbind: create a partition for an attach handle, and remove it.
+"""Carry out binds and unbinds, and finish what they left.
 
-Both have a time limit, because Cyborg has one and does not say when it ends.
-A late bind is refused or rolled back. An unbind first writes that the handle
-was given back. What it cannot remove soon, the next report removes.
+The steps of a bind: plan, write the claim, create, read back, write the
+claim. If a step fails, the bind is rolled back before the error is raised.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import threading
+import errno
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from concurrent import futures
-from typing import Any
+from typing import TypeGuard
 from typing import TypeVar
 
 from oslo_log import log as logging
@@ -28,162 +25,43 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import cordons as gpu_cordons
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import admission
 from cyborg_gpu_driver.program.bind import live
-from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
-from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 
-# Which binds are refused before anything is changed for them.
-
 LOG = logging.getLogger(__name__)
-
-_SECONDS = 5.0
-"""How long a bind waits for Placement's answer."""
-
-
-class Admission:
-    """Refuses the binds of servers that must not be on a GPU.
-
-    Cyborg does not tell the driver which server a handle is for. So each
-    bound handle counts for one unit that a server has in Placement. A bind
-    is refused if no unit is left: it has no allocation. Handles that were
-    bound before this process started, or whose servers are gone, count for
-    none.
-
-    :param host: the state of the machine.
-    :param cloud: knows the servers' allocations and projects.
-    :param cordons: knows which GPUs get no new server.
-    :param gpu_health: knows which virtual functions get none.
-    """
-
-    def __init__(self, host: live.LiveHost, cloud: services.Services,
-                 cordons: gpu_cordons.GpuCordons,
-                 gpu_health: health.GpuHealth):
-        self._host = host
-        self._cloud = cloud
-        self._cordons = cordons
-        self._health = gpu_health
-        self._mutex = threading.Lock()
-        self._units: dict[str, str] = {}
-        """By handle: the server and provider that its bind counts for."""
-        self._stuck: futures.Future | None = None
-        """A request that Placement has not answered in time."""
-        self._said = log_once.LogOnce()
-
-    def check_servers(self, address: model.PciAddress, asked: plan.Request
-                      ) -> None:
-        """Refuse the bind of a server that must not have its handle.
-
-        The server needs an allocation, and no other project may have a part
-        of a GPU that forbids it. This needs no lock, because allocations
-        precede binds.
-
-        :raises BindRefused: also if the projects matter and are unknown.
-        """
-        reason = self._cloud.mixed(address, asked.handle)
-        if reason:
-            raise plan.refusal(
-                asked, f'GPU {address} has isolation = project, and {reason}')
-        self._check_allocation(address, asked)
-
-    def check_closed(self, address: model.PciAddress, asked: plan.Request
-                     ) -> None:
-        """Refuse a bind that Placement promised before its place was closed.
-
-        :raises BindRefused: if the GPU is cordoned, or the handle names a
-            virtual function that is set aside.
-        """
-        cordons = self._cordons.of(address)
-        if cordons:
-            raise plan.refusal(asked, f'GPU {address} is cordoned: '
-                               + cordon.text(cordons))
-        if asked.function in self._health.dead_functions(address):
-            raise plan.refusal(
-                asked, 'two servers in a row did not come up on its virtual '
-                'function, which gets no new server until the functions of '
-                f'GPU {address} were disabled and enabled')
-
-    def over(self, handle: str) -> None:
-        """Forget a handle that is not bound, or not any more."""
-        with self._mutex:
-            self._units.pop(handle, None)
-
-    def _check_allocation(self, address: model.PciAddress,
-                          asked: plan.Request) -> None:
-        """Refuse a bind without an allocation; if unknown, let it go on.
-
-        Nova and Cyborg bind only what a server has claimed.
-        """
-        allocated = self._allocated(address, asked)
-        if allocated is None:
-            return
-        with self._mutex:
-            counted = collections.Counter(
-                unit for handle, unit in self._units.items()
-                if handle != asked.handle)
-            free = [unit for unit, number in sorted(allocated.items())
-                    if number > counted[unit]]
-            if free:
-                self._units[asked.handle] = free[0]
-                return
-        raise plan.refusal(
-            asked, f'Placement has no allocation for it on GPU {address}')
-
-    def _allocated(self, address: model.PciAddress, asked: plan.Request
-                   ) -> Mapping[str, int] | None:
-        """What servers have of the offer of a bind; None if unknown."""
-        gpu = self._host.gpu(address)
-        try:
-            item = plan.find_offer(gpu, self._host.offers(gpu), asked)
-        except exception.BindRefused:
-            # The bind will be refused for this.
-            return None
-        problem: Exception = TimeoutError(
-            f'it has not answered within {_SECONDS:g} s')
-        if self._stuck is None or self._stuck.done():
-            answer = _begin(f'the allocation of handle {asked.handle}',
-                            self._cloud.allocated, item)
-            try:
-                found = answer.result(_SECONDS)
-                self._said.over()
-                return found
-            except futures.TimeoutError:
-                self._stuck = answer
-            except Exception as error:
-                problem = error
-        if self._said.is_new(type(problem).__name__):
-            LOG.warning('Binds go on although it is not known whether their '
-                        'servers have allocations, because of Placement: %s',
-                        exception.steady(problem))
-        return None
-
-
-def _begin(name: str, function: Callable[..., Any], *arguments: Any
-           ) -> futures.Future:
-    """Call a function in a thread of its own; its future is returned."""
-    future: futures.Future = futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    deadline.begin_thread(run, name=name)
-    return future
-
 
 CAME_UP_SECONDS = 10.0
 """A server that gives its vGPU back earlier never came up."""
+_ATTEMPTS = 3
+"""Plans to try if another program changes the GPU at the same time."""
+_SESSION_ENDED = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT'})
+"""NVML's errors if another thread has ended the session, and for a handle of
+an ended session: sriov-manage needs NVML closed for all GPUs."""
+_NO_ROOM = (errno.ENOSPC, errno.EIO)
+"""The kernel's errors if no GPU instance has room for the vGPU: for an mdev,
+and for vendor VFIO."""
 _Subject = TypeVar('_Subject', gpu_record.Claim, plan.Request)
+
+
+class _NoRoom(Exception):
+    """The instance to share has no room; the bind was rolled back."""
+
+    def __init__(self, error: exception.GpuDriverError):
+        super().__init__(error)
+        self.error = error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,31 +76,20 @@ class Limits:
 class Binder:
     """Carries out binds and unbinds on one machine.
 
-    :param host: the state of the machine.
-    :param maker: makes and removes partitions.
-    :param vgpus: knows the vGPUs that no record has.
-    :param roles: gives GPUs in mode auto the roles that binds ask for.
-    :param admission: refuses binds.
-    :param transactions: roll back the changes that a dead process left.
-    :param history: the audit log.
-    :param cloud: publishes what a GPU has room for when that may have
-        changed.
-    :param gpu_health: learns on which functions no server comes up.
-    :param limits: the time limits.
+    :param admitted: refuses binds.
     :param running: the binds of this process that have not ended.
     """
 
-    def __init__(self, host: live.LiveHost, maker: making.Maker,
-                 vgpus: partitions.Vgpus, roles: making.RoleTaker,
-                 admission: Admission, transactions: transaction.Transactions,
+    def __init__(self, host: live.LiveHost, vgpus: partitions.Vgpus,
+                 groups: partitions.Groups, admitted: admission.Admission,
+                 transactions: transaction.Transactions,
                  history: audit.Audit, cloud: services.Services,
                  gpu_health: health.GpuHealth, limits: Limits,
-                 running: turns.Turns):
+                 running: admission.Turns):
         self._host = host
-        self._maker = maker
         self._vgpus = vgpus
-        self._roles = roles
-        self._admission = admission
+        self._groups = groups
+        self._admission = admitted
         self._transactions = transactions
         self._records = transactions.records
         self._audit = history
@@ -253,7 +120,7 @@ class Binder:
             self._admission.check_servers(address, asked)
             made = done = None
             try:
-                with self._roles.partitioning(address, asked):
+                with self._partitioning(address, asked):
                     gpus = self._host.changed_by(address, asked)
                     self._recover(gpus, turn)
                     made = self._bind(address, gpus, turn)
@@ -310,7 +177,7 @@ class Binder:
         if claim is None:
             self._soon(self._remove_unrecorded, asked)
             return
-        making.check_same(claim, asked)
+        _check_same(claim, asked)
         self._note_end(claim)
         # The unbind continues even if the record cannot be written.
         with contextlib.suppress(exception.JournalError):
@@ -368,7 +235,7 @@ class Binder:
             if reason:
                 self._tell_kept(claim, reason)
 
-    def _recover(self, gpus: frozenset[model.PciAddress], turn: turns.Turn
+    def _recover(self, gpus: frozenset[model.PciAddress], turn: admission.Turn
                  ) -> None:
         """Finish on GPUs what dead processes and unbinds have left.
 
@@ -392,7 +259,7 @@ class Binder:
                     if gpus.issuperset(claim.gpus):
                         self._finish(claim)
 
-    def _left(self, gpu: model.PciAddress, turn: turns.Turn
+    def _left(self, gpu: model.PciAddress, turn: admission.Turn
               ) -> list[gpu_record.Claim]:
         """The unfinished claims of other handles on a GPU."""
         return [claim for claim in self._records.claims(gpu)
@@ -402,7 +269,7 @@ class Binder:
     def _finish(self, claim: gpu_record.Claim) -> None:
         """Remove a claim whose process is dead or out of time."""
         try:
-            self._maker.remove(claim)
+            self._remove(claim)
         except Exception as error:
             self._tell_kept(claim, str(error))
             return
@@ -412,11 +279,11 @@ class Binder:
                                   name=f'mdevctl undefine {claim.handle}')
 
     def _bind(self, address: model.PciAddress,
-              gpus: frozenset[model.PciAddress], turn: turns.Turn
+              gpus: frozenset[model.PciAddress], turn: admission.Turn
               ) -> gpu_record.Claim | None:
         """Bind, and return the new claim; None if it was bound already."""
         with self._locked(gpus, turn):
-            if self._maker.is_made(address, turn.asked):
+            if self._is_made(address, turn.asked):
                 return None
             for gpu in gpus:
                 if self._records.read(gpu).change is not None:
@@ -424,17 +291,17 @@ class Binder:
                         turn.asked, f'a change of GPU {gpu} has just been '
                         'interrupted')
                 self._admission.check_closed(gpu, turn.asked)
-            self._roles.take(address, turn)
-            made = self._maker.make(address, turn)
+            self._take_role(address, turn)
+            made = self._make(address, turn)
             if turn.cancelled:
                 # An unbind may have read the record before the claim was
                 # written.
-                self._maker.remove(made)
+                self._remove(made)
                 turn.check()
             return made
 
     @contextlib.contextmanager
-    def _locked(self, gpus: frozenset[model.PciAddress], turn: turns.Turn
+    def _locked(self, gpus: frozenset[model.PciAddress], turn: admission.Turn
                 ) -> Iterator[None]:
         """Hold the locks of GPUs for a bind that Cyborg still waits for."""
         try:
@@ -454,8 +321,8 @@ class Binder:
         :raises Exception: what the function raises within the limit.
         :raises StepFailed: if it takes longer; it continues in its thread.
         """
-        unbind = _begin(f'the unbind of handle {subject.handle}', function,
-                        subject, self._limits.unbind)
+        unbind = admission.begin(f'the unbind of handle {subject.handle}',
+                                 function, subject, self._limits.unbind)
         futures.wait([unbind], self._limits.unbind)
         if unbind.done():
             unbind.result()
@@ -491,7 +358,7 @@ class Binder:
                     self._vgpus.undefine_mdev(claim.handle)
             with self._unfinished(claim, seconds) as current:
                 if current is not None:
-                    self._maker.remove(current)
+                    self._remove(current)
                 return current is not None
         finally:
             # What could not be removed has no server and no allocation any
@@ -542,3 +409,237 @@ class Binder:
                 'Could not remove everything that handle %(handle)s has on '
                 'GPU %(gpu)s: %(error)s. Each report tries again.',
                 {'handle': claim.handle, 'gpu': claim.gpu, 'error': reason})
+
+    # Give a GPU in mode auto the role that a bind needs
+
+    @contextlib.contextmanager
+    def _partitioning(self, address: model.PciAddress, asked: plan.Request
+                      ) -> Iterator[None]:
+        """Let no server get a GPU as a whole while a part of it is bound.
+
+        Cyborg does not tell the driver about a server that gets a whole
+        GPU. The server's allocation in Placement precedes its bind. So the
+        whole GPU is reserved first and its allocations are read after that.
+        The caller does not hold the GPU's lock.
+        """
+        governing = self._host.policy_for(self._host.gpu(address))
+        if (governing is None
+                or policy.Mode.PASSTHROUGH not in governing.roles):
+            yield
+            return
+        with self._cloud.partitioning(address) as reason:
+            if reason:
+                raise plan.refusal(asked, reason)
+            yield
+
+    def _take_role(self, address: model.PciAddress, turn: admission.Turn
+                   ) -> None:
+        """Give a GPU the role that a bind needs; the caller holds its lock.
+
+        If a step fails, the next report reverts those before it.
+        """
+        gpu = self._host.gpu(address)
+        governing = self._host.policy_for(gpu)
+        if governing is None or governing.mode is not policy.Mode.AUTO:
+            return
+        role = plan.find_offer(gpu, self._host.offers(gpu), turn.asked).mode
+        force = self._host.role(gpu)
+        if force is role:
+            return
+        if force is not None:
+            raise plan.refusal(turn.asked, _other_role(address, force))
+        if self._records.read(address).claims_lost:
+            raise plan.refusal(
+                turn.asked, f'the record of GPU {address} was damaged, and '
+                'what is bound on it is not known yet')
+        taken: list[change.Step] = []
+        try:
+            self._switch(address, role, turn, taken)
+        except (exception.BindRefused, exception.BindAbandoned):
+            raise
+        except exception.GpuDriverError as error:
+            step = f'{taken[-1]}: ' if taken else ''
+            raise plan.refusal(
+                turn.asked, f'GPU {address} cannot take role {role.value}: '
+                f'{step}{error}') from error
+        finally:
+            self._host.refresh_gpu(address)
+        if taken:
+            LOG.info('GPU %(gpu)s has taken role %(role)s',
+                     {'gpu': address, 'role': role.value})
+
+    def _switch(self, address: model.PciAddress, role: policy.Mode,
+                turn: admission.Turn, taken: list[change.Step]) -> None:
+        def wants(now: model.Gpu) -> readiness.Wants:
+            turn.check()
+            return self._host.wants(now, role)
+
+        now = self._transactions.reader.complete_gpu(address)
+        if not readiness.steps(now, wants(now)):
+            return
+        force = roles.in_force(now, ())
+        if force is not None and force is not role:
+            raise plan.refusal(turn.asked, _other_role(address, force))
+        found = blockers.of_preparing(self._transactions.machine, now, ())
+        if found:
+            raise exception.GpuInUse('in use: ' + ', '.join(found))
+        self._transactions.settle(now, wants, taken)
+
+    # Create the partition of a bind, or remove it; the GPUs are locked
+
+    def _is_made(self, address: model.PciAddress, asked: plan.Request
+                 ) -> bool:
+        """Whether an earlier bind has made what this bind asks for.
+
+        Removes first what an earlier unbind could not remove.
+        """
+        claim = self._records.claim(asked.handle, address)
+        if claim is None:
+            self._records.given_away(asked.handle)
+            return False
+        is_bound = claim.phase is gpu_record.Phase.BOUND
+        if is_bound or claim.gpu != address:
+            # The lock of another GPU is not held.
+            _check_same(claim, asked)
+        if is_bound and self._kind(claim.is_group).exists(claim):
+            self._records.put_claims(dataclasses.replace(
+                claim, repeats=claim.repeats + 1))
+            return True
+        self._remove(claim)
+        return False
+
+    def _make(self, address: model.PciAddress, turn: admission.Turn
+              ) -> gpu_record.Claim:
+        """Make the partition of a handle, or none.
+
+        Plans with the known state; reads the GPU again if that fails.
+        """
+        share = True
+        for attempt in range(1, _ATTEMPTS + 1):
+            turn.check()
+            try:
+                return self._attempt(address, turn, share)
+            except exception.BindAbandoned:
+                raise
+            except _NoRoom as full:
+                LOG.info('The instances on GPU %s have no room for another '
+                         'vGPU', address)
+                share, failure = False, full.error
+            except exception.NvmlError as error:
+                if error.symbol in _SESSION_ENDED:
+                    LOG.info('NVML was closed in the meantime')
+                    failure = error
+                elif error.symbol == 'INSUFFICIENT_RESOURCES':
+                    LOG.info('GPU %s was changed by another program', address)
+                    failure = plan.refusal(
+                        turn.asked,
+                        'another program has taken the chosen placement')
+                else:
+                    raise
+            except exception.BindRefused as error:
+                failure = error
+            if (attempt == _ATTEMPTS
+                    or self._records.claim(turn.asked.handle, address)
+                    is not None):
+                break
+            before = self._host.gpu(address)
+            if (self._host.refresh_gpu(address) == before
+                    and isinstance(failure, exception.BindRefused)):
+                break
+        raise failure
+
+    def _remove(self, claim: gpu_record.Claim) -> None:
+        """Remove all that a claim has, also after an interrupted bind."""
+        if claim.phase is gpu_record.Phase.BOUND:
+            # Continue even if the record cannot be written: the next
+            # server that gets the handle must not find this partition.
+            with contextlib.suppress(exception.JournalError):
+                self._records.give_back(claim.handle)
+        self._kind(claim.is_group).destroy(claim)
+        # The record has the times. If the process is killed between the two
+        # writes, both are repeated: the line may exist twice, but is never
+        # missing.
+        ended = self._records.claim(claim.handle, claim.gpu) or claim
+        self._audit.record(
+            claim.gpus[0], 'undone'
+            if claim.phase is gpu_record.Phase.BINDING else 'unbound',
+            claim.handle, audit.of_claim(ended))
+        self._records.remove_claims(claim.handle)
+        for address in claim.gpus:
+            with contextlib.suppress(exception.UnknownGpu):
+                self._host.refresh_gpu(address)
+
+    def _kind(self, is_group: bool) -> partitions.Kind:
+        return self._groups if is_group else self._vgpus
+
+    def _attempt(self, address: model.PciAddress, turn: admission.Turn,
+                 share: bool) -> gpu_record.Claim:
+        kind = self._kind(turn.asked.is_group)
+        planned = claim = kind.claim(address, turn.asked, share)
+        try:
+            self._records.put_claims(*claim.on_each())
+        except exception.JournalError:
+            # A group may have some of its claims.
+            with contextlib.suppress(exception.JournalError):
+                self._records.remove_claims(claim.handle)
+            raise
+        try:
+            claim = kind.create(claim)
+            # In this order: the room that is left is read without a lock,
+            # and must never seem larger than it is. A GPU that has
+            # disappeared refuses the bind.
+            for gpu in claim.gpus:
+                self._host.refresh_gpu(gpu)
+            turn.check()
+            bound = claim.on_each(phase=gpu_record.Phase.BOUND,
+                                  since=self._records.clock())
+            self._records.put_claims(*reversed(bound))
+        except Exception as error:
+            if executor.was_refused(error):
+                # The instance at the placement is not of this bind.
+                self._records.remove_claims(claim.handle)
+            else:
+                self._roll_back(claim)
+            if planned.instance_id is not None and _is_full(error):
+                raise _NoRoom(error) from error
+            if isinstance(error, exception.StepFailed):
+                raise plan.refusal(turn.asked, str(error)) from error
+            raise
+        return bound[0]
+
+    def _roll_back(self, claim: gpu_record.Claim) -> None:
+        """Roll back a bind. What fails is left to the next report."""
+        try:
+            self._remove(claim)
+        except Exception as error:
+            # Cyborg must get the error of the bind, not this one.
+            LOG.error(
+                'Could not roll back the bind of handle %(handle)s on GPU '
+                '%(gpus)s: %(error)s. The next report tries again.',
+                {'handle': claim.handle,
+                 'gpus': ', '.join(map(str, claim.gpus)), 'error': error},
+                exc_info=not isinstance(error, exception.GpuDriverError))
+
+
+def _other_role(address: model.PciAddress, role: policy.Mode) -> str:
+    return (f'GPU {address} is in role {role.value}, which it keeps until '
+            'nothing is bound on it')
+
+
+def _check_same(claim: gpu_record.Claim, asked: plan.Request) -> None:
+    """Refuse a handle that is bound as something else, or elsewhere.
+
+    Nova looks for the vGPU on the function in the current request.
+    """
+    if claim.mdev_type != asked.mdev_type:
+        raise plan.refusal(asked, f'the handle is bound as {claim.mdev_type}')
+    if claim.function != asked.function:
+        raise plan.refusal(asked, f'the handle is bound on {claim.function}')
+
+
+def _is_full(error: Exception
+             ) -> TypeGuard[exception.SysfsError | exception.VgpuNotCreatable]:
+    """Whether an error says that no GPU instance has room for the vGPU."""
+    return (isinstance(error, exception.VgpuNotCreatable)
+            or isinstance(error, exception.SysfsError)
+            and error.errno in _NO_ROOM)

@@ -133,22 +133,14 @@ class Vgpus(Kind):
         gpu = self._known(address)
         available = self._host.offers(gpu)
         offer = plan.find_offer(gpu, available, asked)
-        planned = plan.plan(gpu, available, offer, asked,
-                            self._records.claims(address),
-                            self._machine.boot_id(), share)
-        foreign: tuple[int, ...] = ()
-        profile = spec.profile(gpu, planned.profile_id)
-        if profile is not None and planned.instance_id is None:
-            foreign = self._instance_ids(address, profile)
-        claim = self.numbered(gpu_record.Claim(
-            handle=asked.handle, gpu=address, function=planned.function,
-            mdev_type=asked.mdev_type, profile=offer.profile,
-            phase=gpu_record.Phase.BINDING, profile_id=planned.profile_id,
-            placement=planned.placement, foreign_ids=foreign,
-            vfio=gpu.framework is model.Framework.VENDOR_VFIO,
-            vgpu_placement=planned.vgpu_placement,
-            fabric_partition=_own_partition(gpu, asked)),
-            planned.instance_id)
+        claim = plan.plan(gpu, available, offer, asked,
+                          self._records.claims(address),
+                          self._machine.boot_id(), share)
+        profile = spec.profile(gpu, claim.profile_id)
+        claim = dataclasses.replace(
+            claim, fabric_partition=_own_partition(gpu, asked),
+            foreign_ids=self._instance_ids(address, profile)
+            if profile is not None and claim.instance_id is None else ())
         if self.vgpu_type(claim.vgpu) is not None:
             raise plan.refusal(asked, (
                 'that virtual function carries a vGPU' if claim.vfio

@@ -94,21 +94,6 @@ def parse_request(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
                    handle=vgpu_name.handle(ah_uuid))
 
 
-@dataclasses.dataclass(frozen=True)
-class BindPlan:
-    """One bind: the function of its vGPU, and in mode mig its instance."""
-
-    function: model.PciAddress
-    profile_id: int | None = None
-    placement: model.Placement | None = None
-    """Placement of the GPU instance."""
-    instance_id: int | None = None
-    """Id of the bound instance to share; None if a new one is to be
-    created."""
-    vgpu_placement: int | None = None
-    """Placement id among vGPUs of mixed sizes."""
-
-
 def held(gpu: model.Gpu, claims: Sequence[gpu_record.Claim], boot: str
          ) -> tuple[offers.Held, ...]:
     """The vGPUs on the GPU instances that claims have.
@@ -179,23 +164,31 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
 def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
          offer: offers.Offer, asked: Request,
          claims: Sequence[gpu_record.Claim], boot: str, share: bool = True
-         ) -> BindPlan:
+         ) -> gpu_record.Claim:
     """Plan the bind of a request on ``gpu`` in its current state.
 
     :param available: all offers of the GPU, including ``offer``.
     :param claims: the claims on the GPU.
     :param boot: boot id of the machine.
     :param share: whether the vGPU may use an existing instance.
+    :returns: what the bind claims. Without an instance id, the instance is
+        yet to be created.
     :raises BindRefused: if there is no room, naming what occupies it.
     """
-    function = _parent(gpu, asked, claims)
+    _check_empty(gpu, asked, claims)
+    claim = gpu_record.Claim(
+        handle=asked.handle, gpu=gpu.address, function=asked.function,
+        mdev_type=asked.mdev_type, profile=offer.profile,
+        phase=gpu_record.Phase.BINDING, boot=boot,
+        vfio=gpu.framework is model.Framework.VENDOR_VFIO)
     if offer.mode is not policies.Mode.MIG:
-        return BindPlan(function, vgpu_placement=_placement_id(
+        return dataclasses.replace(claim, vgpu_placement=_placement_id(
             gpu, available, offer, asked, claims))
     shared = _shared(gpu, offer, claims, boot) if share else None
     if shared is not None:
-        return BindPlan(function, shared.profile_id, shared.placement,
-                        shared.instance_id)
+        return dataclasses.replace(
+            claim, profile_id=shared.profile_id, placement=shared.placement,
+            instance_id=shared.instance_id)
     mig = gpu.mig
     profile = spec.profile(gpu, offer.gi_profile_id)
     if mig is None or profile is None:
@@ -208,7 +201,8 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} next to '
                       + _names(mig, taken))
-    return BindPlan(function, profile.profile_id, start)
+    return dataclasses.replace(claim, profile_id=profile.profile_id,
+                               placement=start)
 
 
 def refusal(asked: Request, reason: str) -> exception.BindRefused:
@@ -218,19 +212,17 @@ def refusal(asked: Request, reason: str) -> exception.BindRefused:
         address=asked.function, reason=reason)
 
 
-def _parent(gpu: model.Gpu, asked: Request,
-            claims: Iterable[gpu_record.Claim]) -> model.PciAddress:
-    """The function that the handle names, which has to be empty.
+def _check_empty(gpu: model.Gpu, asked: Request,
+                 claims: Iterable[gpu_record.Claim]) -> None:
+    """Refuse a virtual function that has a vGPU.
 
     Nova looks for the vGPU only on that function
     (:mod:`cyborg_gpu_driver.partition.vgpu_type`). A virtual function
     holds one vGPU. If a guest did not release its vGPU at the unbind, the
     record still has the claim of that vGPU's handle.
-
-    :raises BindRefused: if the virtual function is not free.
     """
     if asked.function == gpu.address:
-        return gpu.address
+        return
     owner = next((claim.handle for claim in claims
                   if claim.function == asked.function), None)
     if owner is not None:
@@ -241,7 +233,6 @@ def _parent(gpu: model.Gpu, asked: Request,
     if there:
         raise refusal(asked, f'that virtual function carries vGPU {there[0]} '
                       'that this driver did not create')
-    return asked.function
 
 
 def _shared(gpu: model.Gpu, offer: offers.Offer,

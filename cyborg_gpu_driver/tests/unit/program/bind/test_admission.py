@@ -7,7 +7,7 @@ import threading
 import fixtures
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program.bind import binder
+from cyborg_gpu_driver.program.bind import admission
 from cyborg_gpu_driver.tests import thread_limit
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
@@ -18,7 +18,7 @@ class AllocationTest(binder_case.BinderCase):
 
     def setUp(self):
         super().setUp()
-        self.log = self.useFixture(fixtures.FakeLogger(binder.__name__))
+        self.log = self.useFixture(fixtures.FakeLogger(admission.__name__))
         self.asked = []
         self.units = {}
         self.cloud.allocated = self.allocated
@@ -91,7 +91,7 @@ class AllocationTest(binder_case.BinderCase):
         self.assert_refused(2)
 
     def test_who_does_not_answer_is_waited_for_once(self):
-        self.patch(binder, '_SECONDS', 0.1)
+        self.patch(admission, '_SECONDS', 0.1)
         over = threading.Event()
         self.addCleanup(over.set)
 
