@@ -198,9 +198,7 @@ class Node(host_parts.HostParts, services.Services):
     def preparer(self) -> prepare.Preparer:
         """Makes GPUs ready for their policies."""
         return prepare.Preparer(
-            self.transactions, self.settings,
-            prepare.RoleReader(self.transactions, self.settings),
-            self.health, self)
+            self.transactions, self.settings, self.health, self)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:

@@ -37,21 +37,9 @@ _READY = frozenset({change.Action.SCHEDULER})
 """Actions that may be left on a GPU that is ready for its fixed vGPUs."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """What was done about the fixed vGPUs of one GPU."""
-
-    gpu: model.PciAddress
-    done: tuple[str, ...] = ()
-    """The steps that were taken, for people."""
-    reason: str = ''
-    """Why the GPU does not match its policy; empty if it does."""
-
-
 class FixedVgpus:
     """Creates and removes fixed vGPUs.
 
-    :param transactions: makes the changes.
     :param clock: a monotonic clock, in seconds.
     """
 
@@ -66,13 +54,13 @@ class FixedVgpus:
         self._making = backoff.Backoff(LOG, clock)
         self._releasing = backoff.Backoff(LOG, clock)
 
-    def plan(self, gpu: model.Gpu) -> Made:
+    def plan(self, gpu: model.Gpu) -> backoff.Outcome:
         """The steps that are left on a GPU; changes nothing.
 
         :param gpu: of a snapshot that was taken just now.
         """
         if not self._settings.prepare or self._settings.ignores(gpu):
-            return Made(gpu.address)
+            return backoff.Outcome(gpu.address)
         try:
             record = self._records.read(gpu.address).fixed
             steps = _removal(self._unwanted(gpu, record), record)
@@ -81,30 +69,27 @@ class FixedVgpus:
                 steps += self._creation(gpu, fixed.plan(gpu, governing,
                                                         record.types))
         except exception.GpuDriverError as error:
-            return Made(gpu.address, reason=str(error))
-        return Made(gpu.address, tuple(map(str, steps)))
+            return backoff.Outcome(gpu.address, reason=str(error))
+        return backoff.Outcome(gpu.address, tuple(steps))
 
-    def release(self, gpu: model.Gpu) -> Made:
+    def release(self, gpu: model.Gpu) -> backoff.Outcome:
         """Remove the recorded fixed vGPUs that are unwanted and unused.
 
         Never raises.
 
         :param gpu: of a recent snapshot.
         """
-        return self._releasing.attempt(
-            gpu.address, lambda: self._release(gpu),
-            lambda reason: Made(gpu.address, reason=reason))
+        return self._releasing.attempt(gpu.address,
+                                       lambda _: self._release(gpu))
 
-    def make(self, gpu: model.Gpu) -> Made:
+    def make(self, gpu: model.Gpu) -> backoff.Outcome:
         """Create the vGPUs that the policy wants, if the GPU is ready.
 
         Never raises. Creates all of them or, if one fails, none.
 
         :param gpu: of a recent snapshot.
         """
-        return self._making.attempt(
-            gpu.address, lambda: self._make(gpu),
-            lambda reason: Made(gpu.address, reason=reason))
+        return self._making.attempt(gpu.address, lambda _: self._make(gpu))
 
     def _policy(self, gpu: model.Gpu) -> policy.Policy | None:
         """The policy that gives a GPU fixed vGPUs; None if none does."""
@@ -115,13 +100,13 @@ class FixedVgpus:
 
     # Removal
 
-    def _release(self, gpu: model.Gpu) -> Made:
+    def _release(self, gpu: model.Gpu) -> backoff.Outcome:
         record = self._records.read(gpu.address).fixed
         if (not self._settings.prepare or self._settings.ignores(gpu)
                 or record.is_empty
                 or not (self._unwanted(gpu, record)
                         or self._is_left_over(gpu, record))):
-            return Made(gpu.address)
+            return backoff.Outcome(gpu.address)
         with self._transactions.lock(gpu.address):
             now = self._reader.complete_gpu(gpu.address)
             record = self._records.read(gpu.address).fixed
@@ -140,8 +125,8 @@ class FixedVgpus:
                 record, instances=frozenset(
                     item for item in record.instances
                     if item.placement not in places)))
-            return Made(gpu.address, tuple(map(str, (*taken, *gone))),
-                        '; '.join((*blocked, *refused)))
+            return backoff.Outcome(gpu.address, (*taken, *gone),
+                                   '; '.join((*blocked, *refused)))
 
     def _unwanted(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
                   ) -> tuple[model.PciAddress, ...]:
@@ -210,14 +195,14 @@ class FixedVgpus:
             return None
         return self._policy(gpu)
 
-    def _make(self, gpu: model.Gpu) -> Made:
+    def _make(self, gpu: model.Gpu) -> backoff.Outcome:
         governing = self._ready_policy(gpu)
         if governing is None:
-            return Made(gpu.address)
+            return backoff.Outcome(gpu.address)
         known = self._records.read(gpu.address)
         if known.change is None and not _missing(gpu, fixed.plan(
                 gpu, governing, known.fixed.types)):
-            return Made(gpu.address)
+            return backoff.Outcome(gpu.address)
         with self._transactions.lock(gpu.address):
             self._transactions.finish(gpu)
             now = self._transactions.read(
@@ -226,7 +211,7 @@ class FixedVgpus:
             planned = fixed.plan(now, governing, record.types)
             missing = _missing(now, planned)
             if not missing:
-                return Made(gpu.address)
+                return backoff.Outcome(gpu.address)
             steps = self._creation(now, planned)
             self._transactions.run(
                 now, steps, lambda gpu: self._check(governing, missing),
@@ -234,7 +219,7 @@ class FixedVgpus:
                     {**record.types, **{
                         item.function: item.type_id for item in missing}},
                     record.instances | frozenset(planned.instances))})
-            return Made(gpu.address, tuple(map(str, steps)))
+            return backoff.Outcome(gpu.address, tuple(steps))
 
     def _creation(self, gpu: model.Gpu, planned: fixed.FixedPlan
                   ) -> list[change.Step]:

@@ -12,7 +12,6 @@ it is.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -35,32 +34,104 @@ from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
 
-# Reading idle GPUs of mode auto once in each of their roles.
-
 LOG = logging.getLogger(__name__)
 
+_HARMLESS = frozenset({change.Action.SCHEDULER})
+"""Actions possible beside vGPUs while no virtual machine runs (nvml.h on
+nvmlDeviceSetVgpuSchedulerState and nvmlGpuInstanceSetVgpuSchedulerState)."""
 
-class RoleReader:
-    """Determines the role facts (:mod:`.elastic.role_facts`) of GPUs.
 
-    Each process tries once more a role that a GPU could not take.
+class Preparer:
+    """Makes GPUs ready for their policies.
 
-    :param transactions: has the machine and its records.
+    A GPU of mode auto is read once in each of its roles while it is idle
+    (:class:`~cyborg_gpu_driver.partition.roles.RoleFacts`).
+
+    :param gpu_health: knows which GPUs are unhealthy.
+    :param cloud: knows which GPUs have servers.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, transactions: transaction.Transactions,
-                 settings: policies.Settings):
-        self._transactions = transactions
+                 settings: policies.Settings, gpu_health: health.GpuHealth,
+                 cloud: services.Services,
+                 clock: Callable[[], float] = time.monotonic):
+        self._machine = transactions.machine
         self._reader = transactions.reader
-        self._records = transactions.records
+        self._transactions = transactions
         self._settings = settings
+        self._health = gpu_health
+        self._cloud = cloud
+        self._records = transactions.records
+        self._backoff = backoff.Backoff(LOG, clock)
         self._tried: set[tuple[model.PciAddress, policy_module.Mode]] = set()
+        """Roles that this process does not try again."""
 
-    def missing(self, gpu: model.Gpu) -> tuple[policy_module.Mode, ...]:
-        """The roles of a GPU's policy in which it must still be read.
+    def plan(self, gpu: model.Gpu) -> backoff.Outcome:
+        """The steps that are left on a GPU, and what prevents them.
 
-        :raises JournalError: if its record cannot be read.
+        :param gpu: of a snapshot that was taken just now.
         """
+        steps = readiness.steps(gpu, self._wants_anew(gpu)(gpu))
+        return backoff.Outcome(gpu.address, steps, self._in_the_way(
+            gpu, steps) if steps else '')
+
+    def prepare(self, gpu: model.Gpu) -> backoff.Outcome:
+        """Make one GPU ready, if it is idle. Never raises.
+
+        :param gpu: of a recent snapshot.
+        """
+        return self._backoff.attempt(
+            gpu.address, lambda taken: self._prepare(gpu, taken))
+
+    def _prepare(self, gpu: model.Gpu, taken: list[change.Step]
+                 ) -> backoff.Outcome:
+        rolled_back = False
+        if (self._settings.prepare
+                and self._records.read(gpu.address).change is not None):
+            with self._transactions.lock(gpu.address):
+                rolled_back = self._transactions.finish(gpu)
+        if vfio.was_cut_off(self._machine, gpu):
+            with self._transactions.lock(gpu.address):
+                rolled_back |= vfio.roll_back(
+                    self._machine, self._reader.gpu(gpu.address))
+        if rolled_back:
+            gpu = self._reader.gpu(gpu.address)
+        unread = self._unread(gpu)
+        if not unread and not readiness.steps(
+                gpu, self._wants_anew(gpu)(gpu)):
+            return backoff.Outcome(gpu.address, rolled_back=rolled_back)
+        with (self._cloud.partitioning(gpu.address) if unread
+              else contextlib.nullcontext('')) as reason:
+            if not reason:
+                with self._transactions.lock(gpu.address):
+                    reason = self._make_ready(gpu.address, bool(unread),
+                                              taken)
+        return backoff.Outcome(gpu.address, tuple(taken), reason, rolled_back)
+
+    def _make_ready(self, address: model.PciAddress, is_unread: bool,
+                    taken: list[change.Step]) -> str:
+        """Take all steps that a GPU needs.
+
+        :param is_unread: whether to read the GPU in its roles too.
+        :returns: why the steps cannot be taken, or ``''``.
+        """
+        now = self._reader.complete_gpu(address)
+        wants = self._wants_anew(now)
+        steps = readiness.steps(now, wants(now))
+        reason = self._in_the_way(now, steps, is_unread)
+        if not reason:
+            if is_unread:
+                now = self._read_roles(now, taken)
+            self._transactions.settle(now, wants, taken)
+            if self._health.dead_functions(address) and any(
+                    step.action is change.Action.DISABLE_FUNCTIONS
+                    for step in taken):
+                self._health.functions_renewed(address)
+        return reason
+
+    def _unread(self, gpu: model.Gpu) -> tuple[policy_module.Mode, ...]:
+        """The roles of a GPU's policy in which it must still be read."""
         governing = self._settings.policy_for(gpu)
         if governing is None or governing.mode is not policy_module.Mode.AUTO:
             return ()
@@ -71,18 +142,15 @@ class RoleReader:
                  or known[role.value].is_doubtful)
             and (gpu.address, role) not in self._tried)
 
-    def take(self, gpu: model.Gpu, taken: list[change.Step]) -> model.Gpu:
+    def _read_roles(self, gpu: model.Gpu, taken: list[change.Step]
+                    ) -> model.Gpu:
         """Let an idle GPU take its roles in turn, and record the facts.
 
         The caller holds the GPU's lock, and keeps servers from getting it.
 
-        :param gpu: the GPU as it is now.
-        :param taken: the steps that are taken are appended to it.
         :returns: the GPU after the last role.
-        :raises StepFailed: if it cannot be read.
-        :raises JournalError: if its record cannot be written.
         """
-        for role in self.missing(gpu):
+        for role in self._unread(gpu):
             gpu, found = self._in_role(gpu, role, taken)
             known = self._records.read(gpu.address).by_role
             self._records.put(gpu.address, by_role={
@@ -116,122 +184,6 @@ class RoleReader:
                         gpu.device_id, f'{taken[-1]}: {error}'
                         if len(taken) > before else str(error),
                         is_doubtful=True))
-
-
-_HARMLESS = frozenset({change.Action.SCHEDULER})
-"""Actions possible beside vGPUs while no virtual machine runs (nvml.h on
-nvmlDeviceSetVgpuSchedulerState and nvmlGpuInstanceSetVgpuSchedulerState)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What was done to make one GPU ready, and why it is not ready."""
-
-    gpu: model.PciAddress
-    steps: tuple[change.Step, ...] = ()
-    """The steps that were taken, including one that failed; of a plan, the
-    steps that are left."""
-    reason: str = ''
-    """Why the GPU is not ready; empty if it is."""
-    rolled_back: bool = False
-    """Whether a change of a process that died was rolled back first."""
-
-    @property
-    def done(self) -> tuple[str, ...]:
-        """What was done, for people; empty if the GPU has not changed."""
-        return (*((transaction.RECOVERED,) if self.rolled_back else ()),
-                *map(str, self.steps))
-
-
-class Preparer:
-    """Makes GPUs ready for their policies.
-
-    :param transactions: rolls back a change that a dead process has left.
-    :param role_reader: reads GPUs of mode auto in their roles.
-    :param gpu_health: knows which GPUs are unhealthy.
-    :param cloud: knows which GPUs have servers.
-    :param clock: a monotonic clock, in seconds.
-    """
-
-    def __init__(self, transactions: transaction.Transactions,
-                 settings: policies.Settings, role_reader: RoleReader,
-                 gpu_health: health.GpuHealth, cloud: services.Services,
-                 clock: Callable[[], float] = time.monotonic):
-        self._machine = transactions.machine
-        self._reader = transactions.reader
-        self._transactions = transactions
-        self._settings = settings
-        self._health = gpu_health
-        self._cloud = cloud
-        self._records = transactions.records
-        self._backoff = backoff.Backoff(LOG, clock)
-        self._role_reader = role_reader
-
-    def plan(self, gpu: model.Gpu) -> Outcome:
-        """The steps that are left on a GPU, and what prevents them.
-
-        :param gpu: of a snapshot that was taken just now.
-        """
-        steps = readiness.steps(gpu, self._wants_anew(gpu)(gpu))
-        return Outcome(gpu.address, steps,
-                       self._in_the_way(gpu, steps) if steps else '')
-
-    def prepare(self, gpu: model.Gpu) -> Outcome:
-        """Make one GPU ready, if it is idle. Never raises.
-
-        :param gpu: of a recent snapshot.
-        """
-        taken: list[change.Step] = []
-        return self._backoff.attempt(
-            gpu.address, lambda: self._prepare(gpu, taken),
-            lambda reason: Outcome(gpu.address, tuple(taken), reason
-                                   if not taken else
-                                   f'{taken[-1]}: {reason}'))
-
-    def _prepare(self, gpu: model.Gpu, taken: list[change.Step]) -> Outcome:
-        rolled_back = False
-        if (self._settings.prepare
-                and self._records.read(gpu.address).change is not None):
-            with self._transactions.lock(gpu.address):
-                rolled_back = self._transactions.finish(gpu)
-        if vfio.was_cut_off(self._machine, gpu):
-            with self._transactions.lock(gpu.address):
-                rolled_back |= vfio.roll_back(
-                    self._machine, self._reader.gpu(gpu.address))
-        if rolled_back:
-            gpu = self._reader.gpu(gpu.address)
-        unread = self._role_reader.missing(gpu)
-        if not unread and not readiness.steps(
-                gpu, self._wants_anew(gpu)(gpu)):
-            return Outcome(gpu.address, rolled_back=rolled_back)
-        with (self._cloud.partitioning(gpu.address) if unread
-              else contextlib.nullcontext('')) as reason:
-            if not reason:
-                with self._transactions.lock(gpu.address):
-                    reason = self._make_ready(gpu.address, bool(unread),
-                                              taken)
-        return Outcome(gpu.address, tuple(taken), reason, rolled_back)
-
-    def _make_ready(self, address: model.PciAddress, is_unread: bool,
-                    taken: list[change.Step]) -> str:
-        """Take all steps that a GPU needs.
-
-        :param is_unread: whether to read the GPU in its roles too.
-        :returns: why the steps cannot be taken, or ``''``.
-        """
-        now = self._reader.complete_gpu(address)
-        wants = self._wants_anew(now)
-        steps = readiness.steps(now, wants(now))
-        reason = self._in_the_way(now, steps, is_unread)
-        if not reason:
-            if is_unread:
-                now = self._role_reader.take(now, taken)
-            self._transactions.settle(now, wants, taken)
-            if self._health.dead_functions(address) and any(
-                    step.action is change.Action.DISABLE_FUNCTIONS
-                    for step in taken):
-                self._health.functions_renewed(address)
-        return reason
 
     def _wants_anew(self, gpu: model.Gpu
                     ) -> Callable[[model.Gpu], readiness.Wants]:

@@ -232,8 +232,7 @@ class KillCase(base.BaseTestCase):
         host_reader = reader.HostReader(machine)
         outcome = prepare.Preparer(
             transaction.Transactions(machine, host_reader, self.state_path),
-            running._settings, running._node.preparer._role_reader,
-            running._health, services.Services()).prepare(
+            running._settings, running._health, services.Services()).prepare(
                 host_reader.snapshot().gpus[0])
         self.assertEqual('', outcome.reason)
 

@@ -68,7 +68,6 @@ class ReadyCase(base.BaseTestCase):
         cloud.claimed = lambda _: self.servers
         self.preparer = prepare.Preparer(
             self.transactions, self.settings,
-            prepare.RoleReader(self.transactions, self.settings),
             health.GpuHealth(self.platform, self.state_path, cloud),
             cloud, lambda: self.now)
         self.fixed = fixed.FixedVgpus(self.transactions, self.settings,
