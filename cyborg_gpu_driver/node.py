@@ -164,30 +164,13 @@ class Node(host_parts.HostParts, services.Services):
                                  self)
 
     @functools.cached_property
-    def repairer(self) -> reconcile.Repairer:
-        """Repairs what the reconciler finds."""
-        return reconcile.Repairer(
-            self.live, self.restorer, self.records, self.vgpus,
-            self.rebuilder, self.binder, self)
-
-    @functools.cached_property
     def reconciler(self) -> reconcile.Reconciler:
         """Compares the records of who has which accelerator."""
         return reconcile.Reconciler(
             self.platform, self.live, self.records, self.settings,
-            self.switches, self.nvlink_groups, self.vgpus, self.rebuilder,
-            self.repairer, self, self.settings.orphan_grace)
-
-    @functools.cached_property
-    def switches(self) -> groups.FabricPartitions:
-        """Keeps the partitions of NVSwitches."""
-        return groups.FabricPartitions(self.platform, self.live, self.records)
-
-    @functools.cached_property
-    def nvlink_groups(self) -> groups.NvlinkGroups:
-        """Keeps the groups of GPUs that NVLink connects."""
-        return groups.NvlinkGroups(self.platform, self.live, self.records,
-                                   self.switches)
+            groups.Connections(self.platform, self.live, self.records),
+            self.vgpus, self.rebuilder, self.binder, self.restorer, self,
+            self.settings.orphan_grace)
 
     @functools.cached_property
     def applier(self) -> apply.Applier:

@@ -338,7 +338,7 @@ class Doctor(output.Lister):
             if not difference.safe:
                 continue
             try:
-                done = there.repairer.repair(difference)
+                done = there.reconciler.repair(difference)
             except exception.GpuDriverError as error:
                 done = f'{difference.subject} is not repaired: {error}'
             output.say(f'GPU {difference.gpu}: {done}')

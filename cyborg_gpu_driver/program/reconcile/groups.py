@@ -35,51 +35,16 @@ from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
-# Keeps the partitions of NVSwitches as the claims of the GPUs need them.
-#
-# After a restart, the fabric manager has forgotten the active partitions, or
-# asks for their list ("Resiliency" in its user guide).
+_Phase = gpu_record.Phase
 
 
-class _Watch:
-    """Looks at the GPUs of one machine in each report.
+class Connections:
+    """Compares groups and partitions with claims, and corrects them.
 
-    :param machine: the machine to read and change.
-    :param host: the last snapshot of the machine.
-    :param records: the records of the machine.
-    """
-
-    def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: store.Store):
-        self._machine = machine
-        self._host = host
-        self._records = records
-        self._failure = log_once.LogOnce()
-
-    @contextlib.contextmanager
-    def _whole_look(self, failure: str) -> Iterator[None]:
-        """Log an error once: the report of the GPUs must not depend on it.
-
-        :param failure: what failed, for people.
-        """
-        try:
-            yield
-        except Exception as error:
-            if self._failure.is_new(str(error)):
-                LOG.error('%(failure)s: %(error)s',
-                          {'failure': failure, 'error': error},
-                          exc_info=not isinstance(
-                              error, exception.GpuDriverError))
-        else:
-            self._failure.over()
-
-    def _held(self, gpus: Sequence[model.PciAddress]
-              ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._records.state_path, gpus)
-
-
-class FabricPartitions(_Watch):
-    """Compares partitions with the claims of one machine, and corrects them.
+    After a restart, the fabric manager has forgotten the active partitions,
+    or asks for their list ("Resiliency" in its user guide). The records keep
+    which GPUs NVLink connects, because NVML and the fabric manager report it
+    only at some times.
 
     Each change is made under the locks of its GPUs. An error with one
     partition is logged once, and the others are changed.
@@ -87,27 +52,34 @@ class FabricPartitions(_Watch):
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: store.Store):
-        super().__init__(machine, host, records)
+        self._machine = machine
+        self._host = host
+        self._records = records
         self._failed = log_once.LogOnce()
 
     def look(self) -> None:
-        """Activate missing partitions of vGPUs, and deactivate unclaimed ones.
+        """Compare and correct. Called for each report. Never raises."""
+        for act, failure in (
+                (self._look_at_vgpus, 'The partitions of the NVSwitches could '
+                                      'not be restored'),
+                (self._look_at_groups, 'Could not check the groups of GPUs '
+                                       'that NVLink connects')):
+            try:
+                act()
+            except Exception as error:
+                # The report of the GPUs must not depend on it.
+                if self._failed.is_new(str(error), failure):
+                    LOG.error('%(failure)s: %(error)s',
+                              {'failure': failure, 'error': error},
+                              exc_info=not isinstance(
+                                  error, exception.GpuDriverError))
+            else:
+                self._failed.over(failure)
 
-        Called for each report. Never raises. Does nothing if the fabric
-        manager of this machine does not run for vGPUs.
-        """
-        try:
-            if (config.read(self._machine.fabric_config).mode
-                    is not model.FabricMode.VGPU):
-                return
-        except exception.FabricError:
-            return
-        with self._whole_look('The partitions of the NVSwitches could not be '
-                              'restored'):
-            self._look()
+    # Partitions of NVSwitches
 
     def partitions(self, unsupported: bool = False
-                   ) -> tuple[model.FabricPartition, ...]:
+                    ) -> tuple[model.FabricPartition, ...]:
         """All partitions.
 
         A fabric manager that asks for the list of active partitions gets it,
@@ -117,7 +89,6 @@ class FabricPartitions(_Watch):
 
         :param unsupported: whether to include partitions whose hardware has
             failed.
-        :raises FabricError: if the fabric manager cannot be asked.
         :raises StepFailed: if it asks for the list, and the list is not
             known.
         """
@@ -144,7 +115,7 @@ class FabricPartitions(_Watch):
                 'partitions, because not all claims of this host are known: '
                 f'{error}. "cyborg-gpu doctor" shows what to do'
             ) from error
-        for claim in self._lacking(claims):
+        for claim in self._without_partition(claims):
             if self._may_be_on_switches(claim.gpu):
                 raise exception.StepFailed(
                     reason='the fabric manager gets no list of the active '
@@ -172,9 +143,9 @@ class FabricPartitions(_Watch):
                     LOG.warning('Handle %(handle)s: %(step)s',
                                 {'handle': claim.handle, 'step': step})
 
-    def disconnect(self, group: nvlink.Group,
-                   is_used: Callable[[model.PciAddress], object]
-                   ) -> None:
+    def _disconnect(self, group: nvlink.Group,
+                    is_used: Callable[[model.PciAddress], object]
+                    ) -> None:
         """Deactivate the partition of GPUs that no server has.
 
         :param is_used: whether a GPU without a claim may have a server.
@@ -190,23 +161,33 @@ class FabricPartitions(_Watch):
             LOG.warning('NVSwitches: deactivated partition %s, which no '
                         'server has', group.partition)
 
-    def _look(self) -> None:
+    def _look_at_vgpus(self) -> None:
+        """Activate missing partitions of vGPUs, and deactivate unclaimed ones.
+
+        Does nothing if the fabric manager does not run for vGPUs.
+        """
+        try:
+            if (config.read(self._machine.fabric_config).mode
+                    is not model.FabricMode.VGPU):
+                return
+        except exception.FabricError:
+            return
         found = self.partitions()
         active = privileged_fabric.active_of(found)
-        self._add_partitions(self._lacking(self._records.claims()))
+        self._add_partitions(self._without_partition(self._records.claims()))
         claims = self._records.claims()
         self.connect(claims, active)
         if active <= {claim.fabric_partition for claim in claims}:
             return
-        board = model.Fabric(self._modules(), partitions=found)
+        board = model.Fabric(self._idle_modules(), partitions=found)
         for address in board.modules:
             item = board.single(address)
             if item is not None and item.active:
-                self.disconnect(nvlink.Group((address,), item.partition_id),
-                                self._may_have_vgpus)
+                self._disconnect(nvlink.Group((address,), item.partition_id),
+                                 self._may_have_vgpus)
 
-    def _lacking(self, claims: Iterable[gpu_record.Claim]
-                 ) -> list[gpu_record.Claim]:
+    def _without_partition(self, claims: Iterable[gpu_record.Claim]
+                           ) -> list[gpu_record.Claim]:
         """The claims of vGPUs that may need a partition that is not known.
 
         A claim that was rebuilt from the hardware is one.
@@ -244,7 +225,7 @@ class FabricPartitions(_Watch):
         gpu = self._host.refresh_gpu(address)
         return bool(gpu.vgpus or condition.doubts(gpu))
 
-    def _modules(self) -> dict[model.PciAddress, int]:
+    def _idle_modules(self) -> dict[model.PciAddress, int]:
         found = {}
         for gpu in self._host.host().gpus:
             if not gpu.visible_to_nvml or gpu.vgpus:
@@ -271,70 +252,41 @@ class FabricPartitions(_Watch):
         else:
             self._failed.over(what)
 
+    # Groups of GPUs, for mode nvlink
 
-def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
-    """Whether a vGPU takes the whole GPU; True if NVML does not tell."""
-    return (gpu is None or not gpu.vgpu_types
-            or privileged_fabric.takes_whole_gpu(gpu, mdev_type))
-
-
-# Learns which GPUs NVLink connects, and keeps their partitions in order.
-#
-# This is for mode nvlink. The records keep the connections, because NVML and
-# the fabric manager report them only at some times.
-
-_Phase = gpu_record.Phase
-
-
-class NvlinkGroups(_Watch):
-    """Maintains the groups of GPUs of one machine.
-
-    :param switches: changes partitions.
-    """
-
-    def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: store.Store, switches: FabricPartitions):
-        super().__init__(machine, host, records)
-        self._switches = switches
-
-    def look(self) -> None:
+    def _look_at_groups(self) -> None:
         """Learn the groups, and correct claims and partitions that differ.
 
-        Called for each report. Never raises. Does nothing on a machine
-        without mode nvlink.
+        Does nothing on a machine without mode nvlink.
         """
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus
                 if self._host.is_linked(gpu)}
-        with self._whole_look('Could not check the groups of GPUs that NVLink '
-                              'connects'):
-            claims = [claim for claim in self._records.claims()
-                      if claim.is_group]
-            if not gpus and not claims:
-                return
-            self._complete(claims)
-            self._learn_modules(gpus)
-            self._learn_bridges(gpus, claims)
-            modules = self._modules(gpus)
-            if modules or any(claim.fabric_partition is not None
-                              for claim in claims):
-                self._look_at_switches(gpus, modules)
+        claims = [claim for claim in self._records.claims()
+                  if claim.is_group]
+        if not gpus and not claims:
+            return
+        self._complete(claims)
+        self._learn_modules(gpus)
+        self._learn_bridges(gpus, claims)
+        modules = self._modules(gpus)
+        if modules or any(claim.fabric_partition is not None
+                          for claim in claims):
+            self._look_at_switches(gpus, modules)
 
     def _look_at_switches(self, gpus: Collection[model.PciAddress],
                           modules: Mapping[model.PciAddress, int]) -> None:
         """Ask the fabric manager for its partitions, and correct them."""
         claims = [claim for claim in self._records.claims()
                   if claim.is_group]
-        found = self._switches.partitions(unsupported=True)
+        found = self.partitions(unsupported=True)
         self._learn(gpus, nvlink.of_partitions(found, modules))
         active = privileged_fabric.active_of(found)
-        self._switches.connect(claims, active)
+        self.connect(claims, active)
         for group in self._host.groups(gpus):
             if (group.partition in active
                     and set(group.members) <= set(gpus)):
-                self._switches.disconnect(
+                self._disconnect(
                     group, lambda gpu: privileged_driver.holders(str(gpu)))
-
-    # Which GPUs are connected
 
     def _learn_modules(self, gpus: Mapping[model.PciAddress, model.Gpu]
                        ) -> None:
@@ -448,8 +400,6 @@ class NvlinkGroups(_Watch):
             group != former and group.profile == former.profile
             and set(group.members) & set(former.members) for group in groups)
 
-    # Which servers have them
-
     def _complete(self, claims: Iterable[gpu_record.Claim]) -> None:
         """Write the claims of a group again that a lost record contained.
 
@@ -490,3 +440,13 @@ class NvlinkGroups(_Watch):
                 return False
 
         return list(filter(lacks, claim.gpus))
+
+    def _held(self, gpus: Sequence[model.PciAddress]
+              ) -> contextlib.AbstractContextManager:
+        return locks.gpus(self._records.state_path, gpus)
+
+
+def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
+    """Whether a vGPU takes the whole GPU; True if NVML does not tell."""
+    return (gpu is None or not gpu.vgpu_types
+            or privileged_fabric.takes_whole_gpu(gpu, mdev_type))

@@ -39,162 +39,6 @@ from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
-# Safe repairs of differences.
-#
-# A difference may be outdated. So each repair asks Cyborg again, then locks
-# the GPU, and changes something only if nothing has changed since.
-
-
-class Repairer:
-    """Carries out repairs on one machine.
-
-    :param host: the last snapshot of the machine.
-    :param restorer: creates what a claim lacks.
-    :param records: the records of the machine.
-    :param vgpus: knows who uses a vGPU.
-    :param rebuilder: writes the claims of requests that have none.
-    :param binds: finishes interrupted binds and unbinds.
-    :param cloud: knows the accelerator requests, and publishes.
-    """
-
-    def __init__(self, host: live.LiveHost, restorer: restore.Restorer,
-                 records: store.Store, vgpus: orphans.VgpuOrphans,
-                 rebuilder: rebuild.Rebuilder, binds: binder.Binder,
-                 cloud: services.Services):
-        self._host = host
-        self._restorer = restorer
-        self._records = records
-        self._vgpus = vgpus
-        self._rebuilder = rebuilder
-        self._binder = binds
-        self._cloud = cloud
-        self._ways = {
-            reconcile.Kind.NO_REQUEST: self._return,
-            reconcile.Kind.VGPU_GONE: self._make_again,
-            reconcile.Kind.INSTANCE_GONE: self._make_again,
-            reconcile.Kind.NOT_RECORDED: self._record,
-            reconcile.Kind.UNFINISHED: self._finish,
-            reconcile.Kind.RESERVED: self._publish,
-        }
-
-    def repair(self, difference: reconcile.Difference) -> str:
-        """Repair one difference that is safe.
-
-        :returns: what was done, for people.
-        :raises GpuDriverError: saying why it could not be repaired.
-        """
-        return self._ways[difference.kind](difference)
-
-    def _return(self, difference: reconcile.Difference) -> str:
-        """Release the accelerator of a handle that Cyborg no longer has.
-
-        Cyborg is asked before the GPU is locked, so that binds do not wait
-        for its answer. Cyborg records the start of a bind before it calls
-        the agent. So if no request had the handle and none was under way,
-        only a later bind can have given it one. Such a bind changes the
-        claim (``repeats``), or finds a claim that is being removed.
-        """
-        claim = self._bound(difference)
-        requests = self._cloud.requests()
-        if requests is None:
-            raise _kept('Cyborg could not be queried again')
-        if requests.of(claim.handle) is not None:
-            raise _kept('an accelerator request has it now')
-        if requests.unsettled:
-            raise _kept('accelerator requests are in progress: '
-                        + ', '.join(requests.unsettled))
-        with self._locked(difference):
-            self._check_unchanged(claim)
-            user = users(self._vgpus, claim.gpu, (claim,)).get(
-                claim.vgpu_name)
-            if user:
-                raise _kept(user)
-            self._records.give_back(claim.handle)
-        self._finish(difference)
-        return f'returned {claim.profile} of handle {claim.handle}'
-
-    def _finish(self, difference: reconcile.Difference) -> str:
-        self._binder.recover()
-        if self._records.claim(difference.subject) is not None:
-            raise _kept('it cannot be removed yet; the log says why')
-        return f'removed the leftovers of handle {difference.subject}'
-
-    def _make_again(self, difference: reconcile.Difference) -> str:
-        """Create a handle's GPU instance and vGPU again, in their places."""
-        claim = self._bound(difference)
-        requests = self._cloud.requests()
-        if requests is None or requests.of(claim.handle) is None:
-            raise _kept('no accelerator request has it')
-        with self._locked(difference):
-            self._check_unchanged(claim)
-            try:
-                done = self._restorer.restore_claim(
-                    self._host.gpu(claim.gpu), claim.handle)
-            finally:
-                self._host.refresh_gpu(claim.gpu)
-        return (f'recreated what handle {claim.handle} lacked: '
-                + (', '.join(done) or 'nothing'))
-
-    def _record(self, difference: reconcile.Difference) -> str:
-        """Write the claim of a request whose vGPU exists."""
-        requests = self._cloud.requests()
-        request = None if requests is None else requests.of(difference.subject)
-        if request is None:
-            raise _kept('no accelerator request has it any more')
-        with self._locked(difference):
-            if self._records.claim(request.handle) is None:
-                self._rebuilder.adopt(
-                    self._host.gpu(difference.gpu), request)
-        self._cloud.publish(difference.gpu)
-        return f'recorded handle {request.handle} as bound'
-
-    def _publish(self, difference: reconcile.Difference) -> str:
-        self._cloud.publish(difference.gpu)
-        return 'wrote reserved'
-
-    def _locked(self, difference: reconcile.Difference
-                ) -> contextlib.AbstractContextManager:
-        return locks.gpu(self._records.state_path, difference.gpu)
-
-    def _bound(self, difference: reconcile.Difference) -> gpu_record.Claim:
-        claim = self._records.claim(difference.subject)
-        if claim is None or claim.phase is not gpu_record.Phase.BOUND:
-            raise _kept('it is not bound any more')
-        return claim
-
-    def _check_unchanged(self, claim: gpu_record.Claim) -> None:
-        if self._records.claim(claim.handle) != claim:
-            raise _kept('it was bound or unbound in the meantime')
-
-
-def users(vgpus: orphans.VgpuOrphans, gpu: model.PciAddress,
-          claims: tuple[gpu_record.Claim, ...]) -> dict[str, str]:
-    """The users of the claims' vGPUs that are in use, or may be, by name.
-
-    Reads no other GPUs than those of the claims, so the caller may hold the
-    GPU's lock.
-    """
-    found = {}
-    for claim in claims:
-        for address in claim.members:
-            there = privileged_driver.holders(str(address))
-            if there:
-                found[claim.vgpu_name] = (
-                    f'GPU {address} is open in ' + consent.describe(there))
-    names = {claim.vgpu_name for claim in claims
-             if not claim.is_group}
-    for item in vgpus.on(gpu):
-        if item.vgpu.name in names:
-            user = dataclasses.replace(item, owner=None).obstacle(None)
-            if user:
-                found[item.vgpu.name] = user
-    return found
-
-
-def _kept(reason: str) -> exception.StepFailed:
-    return exception.StepFailed(reason=reason)
-
-
 LOG = logging.getLogger(__name__)
 
 _GRACE = 300.0
@@ -202,17 +46,12 @@ _SLICED = frozenset({policy.Mode.VGPU, policy.Mode.MIG})
 
 
 class Reconciler:
-    """Compares the records of one machine.
+    """Compares the records of one machine, and repairs differences.
 
-    :param machine: the platform that is read.
-    :param host: the last snapshot of the machine.
-    :param records: the records of the machine.
-    :param settings: the operator's policies.
-    :param switches: keeps the partitions of NVSwitches.
-    :param nvlink: keeps the groups that NVLink connects.
+    A difference may be outdated. So each repair asks Cyborg again, then locks
+    the GPU, and changes something only if nothing has changed since.
+
     :param vgpus: knows who uses a vGPU.
-    :param rebuilder: rebuilds lost claims.
-    :param repairer: repairs differences.
     :param cloud: the cloud's services; comparisons with records that they
         do not know are left out.
     :param grace: seconds that a difference must last if a bind or unbind
@@ -222,20 +61,20 @@ class Reconciler:
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: store.Store, settings: policies.Settings,
-                 switches: groups.FabricPartitions,
-                 nvlink: groups.NvlinkGroups, vgpus: orphans.VgpuOrphans,
-                 rebuilder: rebuild.Rebuilder, repairer: Repairer,
-                 cloud: services.Services, grace: float = _GRACE,
+                 connections: groups.Connections, vgpus: orphans.VgpuOrphans,
+                 rebuilder: rebuild.Rebuilder, binds: binder.Binder,
+                 restorer: restore.Restorer, cloud: services.Services,
+                 grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
-        self._fabric = switches
-        self._nvlink = nvlink
+        self._connections = connections
         self._host = host
         self._records = records
         self._settings = settings
         self._vgpus = vgpus
         self._rebuilder = rebuilder
-        self._repairer = repairer
+        self._binder = binds
+        self._restorer = restorer
         self._cloud = cloud
         self._grace = grace
         self._clock = clock
@@ -251,6 +90,14 @@ class Reconciler:
         """The differences that the last :meth:`look` did not repair."""
         self.repaired: tuple[reconcile.Kind, ...] = ()
         """The differences that it repaired."""
+        self._ways = {
+            reconcile.Kind.NO_REQUEST: self._return,
+            reconcile.Kind.VGPU_GONE: self._make_again,
+            reconcile.Kind.INSTANCE_GONE: self._make_again,
+            reconcile.Kind.NOT_RECORDED: self._record,
+            reconcile.Kind.UNFINISHED: self._finish,
+            reconcile.Kind.RESERVED: self._publish,
+        }
 
     def look(self, lost: bool = False) -> None:
         """Compare, log and repair. Called for each report. Never raises.
@@ -259,12 +106,11 @@ class Reconciler:
             (:meth:`cyborg_gpu_driver.record.store.Store.check`).
         """
         self.repaired = ()
-        self._fabric.look()
-        self._nvlink.look()
+        self._connections.look()
         try:
             if lost and self._rebuilder.rebuild():
                 # A rebuilt claim lacks the partition of its vGPU.
-                self._fabric.look()
+                self._connections.look()
             now, compared = self._compare()
         except Exception as error:
             # The report of the GPUs must not depend on it.
@@ -399,7 +245,7 @@ class Reconciler:
         if difference.by_report:
             return difference.kind is reconcile.Kind.RESERVED
         try:
-            done = self._repairer.repair(difference)
+            done = self.repair(difference)
         except Exception as error:
             if self._unrepaired.is_new(str(error), difference.key):
                 LOG.warning('GPU %(gpu)s: could not repair %(subject)s: '
@@ -431,3 +277,120 @@ class Reconciler:
                         'shows them', count)
         else:
             LOG.info('There are no differences on this host any more')
+
+    def repair(self, difference: reconcile.Difference) -> str:
+        """Repair one difference that is safe.
+
+        :returns: what was done, for people.
+        :raises GpuDriverError: saying why it could not be repaired.
+        """
+        return self._ways[difference.kind](difference)
+
+    def _return(self, difference: reconcile.Difference) -> str:
+        """Release the accelerator of a handle that Cyborg no longer has.
+
+        Cyborg is asked before the GPU is locked, so that binds do not wait
+        for its answer. Cyborg records the start of a bind before it calls
+        the agent. So if no request had the handle and none was under way,
+        only a later bind can have given it one. Such a bind changes the
+        claim (``repeats``), or finds a claim that is being removed.
+        """
+        claim = self._bound(difference)
+        requests = self._cloud.requests()
+        if requests is None:
+            raise _kept('Cyborg could not be queried again')
+        if requests.of(claim.handle) is not None:
+            raise _kept('an accelerator request has it now')
+        if requests.unsettled:
+            raise _kept('accelerator requests are in progress: '
+                        + ', '.join(requests.unsettled))
+        with self._locked(difference):
+            self._check_unchanged(claim)
+            user = users(self._vgpus, claim.gpu, (claim,)).get(
+                claim.vgpu_name)
+            if user:
+                raise _kept(user)
+            self._records.give_back(claim.handle)
+        self._finish(difference)
+        return f'returned {claim.profile} of handle {claim.handle}'
+
+    def _finish(self, difference: reconcile.Difference) -> str:
+        self._binder.recover()
+        if self._records.claim(difference.subject) is not None:
+            raise _kept('it cannot be removed yet; the log says why')
+        return f'removed the leftovers of handle {difference.subject}'
+
+    def _make_again(self, difference: reconcile.Difference) -> str:
+        """Create a handle's GPU instance and vGPU again, in their places."""
+        claim = self._bound(difference)
+        requests = self._cloud.requests()
+        if requests is None or requests.of(claim.handle) is None:
+            raise _kept('no accelerator request has it')
+        with self._locked(difference):
+            self._check_unchanged(claim)
+            try:
+                done = self._restorer.restore_claim(
+                    self._host.gpu(claim.gpu), claim.handle)
+            finally:
+                self._host.refresh_gpu(claim.gpu)
+        return (f'recreated what handle {claim.handle} lacked: '
+                + (', '.join(done) or 'nothing'))
+
+    def _record(self, difference: reconcile.Difference) -> str:
+        """Write the claim of a request whose vGPU exists."""
+        requests = self._cloud.requests()
+        request = None if requests is None else requests.of(difference.subject)
+        if request is None:
+            raise _kept('no accelerator request has it any more')
+        with self._locked(difference):
+            if self._records.claim(request.handle) is None:
+                self._rebuilder.adopt(
+                    self._host.gpu(difference.gpu), request)
+        self._cloud.publish(difference.gpu)
+        return f'recorded handle {request.handle} as bound'
+
+    def _publish(self, difference: reconcile.Difference) -> str:
+        self._cloud.publish(difference.gpu)
+        return 'wrote reserved'
+
+    def _locked(self, difference: reconcile.Difference
+                ) -> contextlib.AbstractContextManager:
+        return locks.gpu(self._records.state_path, difference.gpu)
+
+    def _bound(self, difference: reconcile.Difference) -> gpu_record.Claim:
+        claim = self._records.claim(difference.subject)
+        if claim is None or claim.phase is not gpu_record.Phase.BOUND:
+            raise _kept('it is not bound any more')
+        return claim
+
+    def _check_unchanged(self, claim: gpu_record.Claim) -> None:
+        if self._records.claim(claim.handle) != claim:
+            raise _kept('it was bound or unbound in the meantime')
+
+
+def users(vgpus: orphans.VgpuOrphans, gpu: model.PciAddress,
+          claims: tuple[gpu_record.Claim, ...]) -> dict[str, str]:
+    """The users of the claims' vGPUs that are in use, or may be, by name.
+
+    Reads no other GPUs than those of the claims, so the caller may hold the
+    GPU's lock.
+    """
+    found = {}
+    for claim in claims:
+        for address in claim.members:
+            there = privileged_driver.holders(str(address))
+            if there:
+                found[claim.vgpu_name] = (
+                    f'GPU {address} is open in ' + consent.describe(there))
+    names = {claim.vgpu_name for claim in claims
+             if not claim.is_group}
+    for item in vgpus.on(gpu):
+        if item.vgpu.name in names:
+            user = dataclasses.replace(item, owner=None).obstacle(None)
+            if user:
+                found[item.vgpu.name] = user
+    return found
+
+
+def _kept(reason: str) -> exception.StepFailed:
+    return exception.StepFailed(reason=reason)

@@ -17,7 +17,6 @@ from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
-from cyborg_gpu_driver.program.reconcile import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
@@ -381,11 +380,8 @@ class RepairCase(kill_case.KillCase):
             there = running._node
             there.requests = lambda: claims
             there.publish = lambda address: None
-            reconcile.Reconciler(
-                there.platform, there.live, there.records, there.settings,
-                there.switches, there.nvlink_groups, there.vgpus,
-                there.rebuilder, there.repairer, there,
-                grace=0).look()
+            there.reconciler._grace = 0
+            there.reconciler.look()
 
         return self.process(work, number)
 

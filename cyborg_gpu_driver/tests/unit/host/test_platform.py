@@ -67,7 +67,7 @@ class FabricConfigTest(RealCase):
     def test_the_agent_after_a_restart(self):
         for number, looked in ((1, False), (2, True)):
             self.write(f'FABRIC_MODE={number}\n')
-            partitions = groups.FabricPartitions(
+            partitions = groups.Connections(
                 self.machine(), mock.Mock(), mock.Mock())
             partitions.partitions = mock.Mock(
                 side_effect=exception.StepFailed(reason='looked'))

@@ -38,8 +38,8 @@ class FabricCase(binder_case.BinderCase):
         self.assertEqual(2, self.machine.host.module(self.gpu))
 
     def keep(self):
-        groups.FabricPartitions(privileged.machine(), self.live,
-                                self.records).look()
+        groups.Connections(privileged.machine(), self.live,
+                           self.records).look()
 
     def restorer(self):
         return nodes.Node(privileged.machine(), self.state_path).restorer

@@ -224,8 +224,8 @@ class BindTest(group_case.GroupCase):
         handle = self.bind(1, 3)
         for address in self.offer(1, 3).members:
             self.world.attach_whole(str(address))
-        self.running.reconciler._fabric.connect(self.records.claims(),
-                                                frozenset())
+        self.running.reconciler._connections.connect(
+            self.records.claims(), frozenset())
         self.assert_sound()
         self.assertEqual(handle[2], self.records.claims()[0].handle)
 
@@ -342,7 +342,7 @@ class KeepTest(group_case.GroupCase):
         (found,) = self.differences()
         self.assertTrue(found.safe, found)
         self.assertEqual(handle[2], found.subject)
-        self.running.repairer.repair(found)
+        self.running.reconciler.repair(found)
         self.report()
         self.assert_sound()
         self.assertEqual((), self.records.claims())

@@ -12,7 +12,6 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.program.reconcile import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
@@ -37,12 +36,9 @@ class ReconcileCase(binder_case.BinderCase):
 
     def build(self):
         self.sysfs = self.node.platform.sysfs
-        self.repairer = self.node.repairer
-        self.reconciler = reconcile.Reconciler(
-            self.node.platform, self.live, self.records, self.node.settings,
-            self.node.switches, self.node.nvlink_groups, self.node.vgpus,
-            self.node.rebuilder, self.repairer, self.node, self.grace,
-            clock=lambda: self.now)
+        self.reconciler = self.node.reconciler
+        self.reconciler._grace = self.grace
+        self.reconciler._clock = lambda: self.now
 
     def requests(self):
         if not self.known:
@@ -272,11 +268,11 @@ class NameTest(ReconcileCase):
 class RepairTest(ReconcileCase):
 
     def repair(self, kind):
-        return self.repairer.repair(self.difference(kind))
+        return self.reconciler.repair(self.difference(kind))
 
     def refused(self, difference):
         return str(self.assertRaises(
-            exception.StepFailed, self.repairer.repair, difference))
+            exception.StepFailed, self.reconciler.repair, difference))
 
     def test_what_cyborg_forgot(self):
         kept = self.bind('1g.5gb', 0)

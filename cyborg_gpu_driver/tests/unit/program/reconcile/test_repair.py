@@ -37,7 +37,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.binder.bind(*self.handle('1g.5gb'))
         lost = self.difference(K.NO_REQUEST)
         self.machine.reset_calls()
-        self.repairer.repair(lost)
+        self.reconciler.repair(lost)
         self.assertEqual(1, self.asked_of_cyborg)
         self.assertEqual(([], []), self.truth())
 
@@ -49,7 +49,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         # Cyborg gives the handle to the next server after its answer.
         self.meanwhile = lambda: self.binder.bind(*asked)
         error = self.assertRaises(exception.StepFailed,
-                                  self.repairer.repair, lost)
+                                  self.reconciler.repair, lost)
         self.assertIn('in the meantime', str(error))
         self.assertEqual(before, self.truth())
         self.assert_quiet()
