@@ -63,10 +63,7 @@ class Reading:
 
 
 class Audit:
-    """Writes records below a directory.
-
-    :param state_path: ``[gpu] state_path``.
-    """
+    """Writes records below a directory."""
 
     def __init__(self, state_path: str):
         self._state_path = state_path
@@ -100,11 +97,7 @@ class Audit:
 
 
 def read(state_path: str) -> Reading:
-    """Read all records, even while another process writes.
-
-    :param state_path: ``[gpu] state_path``.
-    :raises JournalUnreadable: if a file cannot be read.
-    """
+    """Read all records, even while another process writes."""
     path = os.path.join(state_path, _NAME)
     texts = []
     seen = set()

@@ -51,8 +51,7 @@ class Whole:
 
 
 class Tenancy(Protocol):
-    """The calls to Placement; see :mod:`cyborg_gpu_driver.report.reserved`.
-    """
+    """The calls to Placement; see :mod:`cyborg_gpu_driver.report.reserved`."""
 
     def seen(self, provider: str) -> cleaning.Seen | None:
         """The consumers of a provider; None if it is missing."""
@@ -65,11 +64,8 @@ class Tenancy(Protocol):
 class Cleaner:
     """Knows which whole GPUs are clean, and cleans the others.
 
-    :param resetter: resets GPUs.
-    :param state_path: ``[gpu] state_path``.
     :param tenancy: queries Placement; None if :meth:`Cleaner.look` is not
         called.
-    :param record: the audit log.
     :param enabled: ``[gpu] clean_whole_gpus``. If False, GPUs are not
         checked, remembered or withheld.
     :param clock: a monotonic clock, in seconds.
@@ -114,7 +110,6 @@ class Cleaner:
             changed.
         :returns: why a server has or may have the whole GPU; empty if none
             has.
-        :raises Exception: what the client of Placement raises.
         """
         if self._tenancy is None:
             return ''

@@ -30,7 +30,6 @@ Explain = Callable[[model.PciAddress], cordon.Cordon | None]
 class GpuCordons:
     """Knows and changes which GPUs get no new server.
 
-    :param state_path: ``[gpu] state_path``.
     :param clock: seconds of the epoch.
     """
 
@@ -57,9 +56,6 @@ class GpuCordons:
         """Cordon a GPU as an operator on this host.
 
         If an operator has cordoned the GPU already, that cordon is kept.
-
-        :returns: the GPU's cordons.
-        :raises JournalError: if the record cannot be read or written.
         """
         with self._store.gpu(address) as draft:
             known = draft.record.cordons
@@ -76,7 +72,6 @@ class GpuCordons:
         This resets the count of its errors to 0.
 
         :returns: the cordons that remain, such as Cyborg's.
-        :raises JournalError: if the record cannot be read or written.
         """
         with self._store.gpu(address) as draft:
             left = cordon.without(draft.record.cordons, cordon.ON_HOST)

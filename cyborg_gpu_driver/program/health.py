@@ -49,8 +49,6 @@ class GpuHealth:
 
     While a record cannot be written, it is kept in memory.
 
-    :param machine: the machine with the GPUs.
-    :param state_path: ``[gpu] state_path``.
     :param cloud: publishes a GPU when an event has changed its health, that
         of an instance, or its cordons.
     :param clean_checks: how many clean checks in a row heal a GPU.
@@ -129,8 +127,7 @@ class GpuHealth:
                          if item.placement is not None)
 
     def reset_done(self, address: model.PciAddress) -> None:
-        """Forget the conditions that a reset cures; the GPU was just reset.
-        """
+        """Forget the conditions that a reset cures; the GPU was just reset."""
         if self._conditions(address):
             self._change(address, health.after_reset)
 
@@ -156,7 +153,6 @@ class GpuHealth:
         """Forget a GPU's health and errors: an operator says it is healthy.
 
         :returns: whether any condition was known.
-        :raises JournalError: if the record cannot be read or written.
         """
         with self._store.gpu(address) as draft:
             known = draft.record.health
@@ -175,10 +171,7 @@ class GpuHealth:
                 known, placement))
 
     def statuses(self, host: model.Host) -> list[Status]:
-        """Every GPU's health, for people; changes nothing.
-
-        :raises JournalError: if a record cannot be read.
-        """
+        """Every GPU's health, for people; changes nothing."""
         now = self._clock()
         facts = self._ask_all(host)
         found = []

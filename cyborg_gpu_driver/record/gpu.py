@@ -45,10 +45,7 @@ class HealthRecord:
     conditions: tuple[health.Condition, ...] = ()
 
     def in_boot(self, boot: str) -> HealthRecord:
-        """The record, without what a reboot since then has cured.
-
-        :param boot: boot id of the machine.
-        """
+        """The record, without what a reboot since then has cured."""
         if self.boot == boot:
             return self
         return dataclasses.replace(
@@ -106,10 +103,7 @@ class _OfBoot:
     """None if it is not known."""
 
     def is_past(self, boot: str) -> bool:
-        """Whether the machine was restarted since.
-
-        :param boot: the machine's current boot id.
-        """
+        """Whether the machine was restarted since."""
         return self.boot not in (None, boot)
 
 
@@ -229,8 +223,6 @@ class Claim(_OfBoot):
         The id alone is not enough, because ids are reused. GPU instances do
         not outlive a boot (MIG User Guide), so the instance of a claim of an
         earlier boot is gone, whatever is in its place now.
-
-        :param boot: boot id of the machine.
         """
         return (not self.is_past(boot)
                 and self.instance_id == instance.instance_id
@@ -241,8 +233,6 @@ class Claim(_OfBoot):
 
         A process that died while it created an instance has not written the
         id. Then the claim's instance is the one that did not exist before.
-
-        :param boot: boot id of the machine.
         """
         if self.instance_id is None and not self.is_past(boot):
             return (self.instance == spec.of(instance)
@@ -408,8 +398,7 @@ class GpuRecord:
     """None for a GPU that no layout was applied to."""
     change: Change | None = None
     board: boards.Record | None = None
-    """NVML's last answers about the board, used while NVML cannot be asked.
-    """
+    """NVML's last answers about the board, used while NVML cannot be asked."""
     health: HealthRecord | None = None
     """None for a healthy GPU."""
     tenancy: cleaning.Known | None = None

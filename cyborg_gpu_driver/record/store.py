@@ -123,10 +123,7 @@ def write_content(path: str, record: gpu_record.GpuRecord, before: Any) -> Any:
 
 
 def salvage_content(path: str, address: model.PciAddress) -> Salvaged:
-    """Keep what a file that :func:`read_content` refuses still tells.
-
-    :raises JournalUnreadable: if this process cannot read the file.
-    """
+    """Keep what a file that :func:`read_content` refuses still tells."""
     content, is_sound = durable.salvage(path, KIND)
     values: dict[str, Any] = {}
     lost = {field.name for field in dataclasses.fields(gpu_record.GpuRecord)}
@@ -295,10 +292,7 @@ class Draft:
 
 
 def of(state_path: str) -> Store:
-    """The records of a machine, one shared object in each process.
-
-    :param state_path: ``[gpu] state_path``.
-    """
+    """The records of a machine, one shared object in each process."""
     with _stores_mutex:
         store = _stores.get(state_path)
         if store is None:
@@ -309,7 +303,6 @@ def of(state_path: str) -> Store:
 class Store(boards.Records):
     """The records of one machine.
 
-    :param state_path: ``[gpu] state_path``.
     :param clock: the time of day, in seconds of the epoch.
     """
 
@@ -353,10 +346,7 @@ class Store(boards.Records):
         return self._look(address)[1]
 
     def addresses(self) -> tuple[model.PciAddress, ...]:
-        """The GPUs that have a record, in order.
-
-        :raises JournalUnreadable: if the directory cannot be read.
-        """
+        """The GPUs that have a record, in order."""
         try:
             names = os.listdir(self._directory)
         except FileNotFoundError:
@@ -371,10 +361,7 @@ class Store(boards.Records):
             *self._pending.addresses()}))
 
     def records(self) -> dict[model.PciAddress, gpu_record.GpuRecord]:
-        """All records by GPU, each read with :meth:`peek`.
-
-        :raises JournalUnreadable: if the directory cannot be read.
-        """
+        """All records by GPU, each read with :meth:`peek`."""
         return {address: self.peek(address) for address in self.addresses()}
 
     @contextlib.contextmanager
@@ -398,10 +385,7 @@ class Store(boards.Records):
             self._pending.forget(address, parts)
 
     def put(self, address: model.PciAddress, **parts: Any) -> None:
-        """Write parts of a record.
-
-        :raises JournalError: see :meth:`gpu`.
-        """
+        """Write parts of a record."""
         with self.gpu(address) as draft:
             draft.record = dataclasses.replace(draft.record, **parts)
 
@@ -454,7 +438,6 @@ class Store(boards.Records):
         read it. Records that stay are logged once.
 
         :returns: whether claims of any GPU are lost and have to be rebuilt.
-        :raises JournalUnreadable: if the directory cannot be read.
         """
         for address in self.addresses():
             try:
@@ -468,10 +451,7 @@ class Store(boards.Records):
         return any(record.claims_lost for record in self.records().values())
 
     def check_gpu(self, address: model.PciAddress) -> None:
-        """Like :meth:`check`, for one GPU.
-
-        :raises JournalError: if the record cannot be set aside.
-        """
+        """Like :meth:`check`, for one GPU."""
         path = self.path(address)
         with locks.record(self.state_path, address):
             for left in durable.leftovers(path):
@@ -490,10 +470,7 @@ class Store(boards.Records):
 
     def _damage(self, address: model.PciAddress
                 ) -> exception.JournalError | None:
-        """What is wrong with a damaged record; None for another one.
-
-        :raises JournalUnreadable: if this process cannot read the file.
-        """
+        """What is wrong with a damaged record; None for another one."""
         try:
             self._read(address)
         except exception.JournalError as error:
@@ -503,17 +480,11 @@ class Store(boards.Records):
         return None
 
     def is_lost(self, address: model.PciAddress) -> bool:
-        """Whether the claims of a GPU have to be rebuilt.
-
-        :raises JournalError: if its record cannot be read.
-        """
+        """Whether the claims of a GPU have to be rebuilt."""
         return self.read(address).claims_lost
 
     def unknown_claims(self) -> dict[model.PciAddress, Unknown]:
-        """The GPUs whose claims are not known now.
-
-        :raises JournalUnreadable: if the directory cannot be read.
-        """
+        """The GPUs whose claims are not known now."""
         found = {}
         for address in self.addresses():
             try:
@@ -537,10 +508,7 @@ class Store(boards.Records):
         return found
 
     def closed_by_damage(self) -> tuple[model.PciAddress, ...]:
-        """The GPUs that are cordoned because their records were damaged.
-
-        :raises JournalUnreadable: if the directory cannot be read.
-        """
+        """The GPUs that are cordoned because their records were damaged."""
         return tuple(address for address, record in self.records().items()
                      if cordon.of(record.cordons, cordon.Source.RECORD))
 
@@ -626,8 +594,6 @@ class Store(boards.Records):
 
         The claims of one GPU are written in one step. A bound claim whose
         handle Cyborg has given back is written as unbinding.
-
-        :raises JournalError: if they cannot be written to the disk.
         """
         by_gpu = collections.defaultdict(list)
         for claim in claims:
@@ -638,19 +604,13 @@ class Store(boards.Records):
 
     def rebuilt(self, gpu: model.PciAddress,
                 claims: Iterable[gpu_record.Claim]) -> None:
-        """Write the rebuilt claims of a GPU whose record was lost.
-
-        :raises JournalError: if they cannot be written to the disk.
-        """
+        """Write the rebuilt claims of a GPU whose record was lost."""
         with self.gpu(gpu) as draft:
             draft.record = dataclasses.replace(
                 draft.record.with_claims(claims), claims_lost=False)
 
     def remove_claims(self, handle: str) -> None:
-        """Remove the claims of ``handle``; does nothing if it has none.
-
-        :raises JournalError: if that cannot be written to the disk.
-        """
+        """Remove the claims of ``handle``; does nothing if it has none."""
         claim = self.claim(handle)
         if claim is None:
             return
@@ -700,8 +660,6 @@ class Store(boards.Records):
 
         A server that has had the GPU since it was clean may have changed the
         modes, so the earlier ones are kept.
-
-        :raises JournalError: if it cannot be written to the disk.
         """
         before = self.peek(address)
         if (before.board is not None and before.board.uuid == record.uuid

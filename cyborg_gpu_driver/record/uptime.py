@@ -37,8 +37,6 @@ def now() -> ledger.Moment:
 def last(state_path: str) -> ledger.Moment | None:
     """The moment of the last report; None if there was none.
 
-    :param state_path: ``[gpu] state_path``.
-    :raises JournalUnreadable: if this process cannot read the file.
     :raises JournalError: if the file is damaged.
     """
     path = _path(state_path)
@@ -53,11 +51,7 @@ def last(state_path: str) -> ledger.Moment | None:
 
 
 def note(state_path: str, moment: ledger.Moment) -> None:
-    """Write the moment of a report.
-
-    :param state_path: ``[gpu] state_path``.
-    :raises JournalError: if it cannot be written.
-    """
+    """Write the moment of a report."""
     durable.write(_path(state_path), KIND, VERSION, codec.encode(moment))
 
 

@@ -55,11 +55,7 @@ class Turn:
         return max(0.0, self._end - self._clock())
 
     def check(self) -> None:
-        """Check that Cyborg still waits for the bind.
-
-        :raises BindAbandoned: if the handle was given back, or the time is
-            over.
-        """
+        """Check that Cyborg still waits for the bind."""
         if self.cancelled:
             raise self._abandoned('Cyborg released the handle while the '
                                   'bind waited')
@@ -135,11 +131,6 @@ class Admission:
     is refused if no unit is left: it has no allocation. Handles that were
     bound before this process started, or whose servers are gone, count for
     none.
-
-    :param host: the state of the machine.
-    :param cloud: knows the servers' allocations and projects.
-    :param cordons: knows which GPUs get no new server.
-    :param gpu_health: knows which virtual functions get none.
     """
 
     def __init__(self, host: live.LiveHost, cloud: services.Services,

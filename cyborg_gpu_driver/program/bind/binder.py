@@ -76,7 +76,6 @@ class Limits:
 class Binder:
     """Carries out binds and unbinds on one machine.
 
-    :param admitted: refuses binds.
     :param running: the binds of this process that have not ended.
     """
 
@@ -106,7 +105,6 @@ class Binder:
              seconds: float = 30.0) -> None:
         """Create the partition of an attach handle, unless it exists.
 
-        :param seconds: how long the bind may take.
         :raises InvalidValue: if an argument is malformed.
         :raises UnknownGpu: if ``pci_addr`` is not a function of a known GPU.
         :raises BindRefused: if the bind is impossible; nothing has changed.
@@ -156,13 +154,8 @@ class Binder:
         time; :meth:`recover` removes it later. If the record cannot be
         written, this process remembers the unbind as long as it lives.
 
-        :raises InvalidValue: if an argument is malformed.
         :raises BindRefused: if the handle is bound as something else, which
             is not touched.
-        :raises NvmlError, SysfsError, GpuInUse, UsageUnknown: if something
-            could not be removed.
-        :raises JournalError: if the record cannot be read or written, or
-            another process holds the GPU's lock.
         :raises StepFailed: if the removal is not finished yet.
         """
         asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
@@ -242,8 +235,6 @@ class Binder:
         A bind could take a place that the rollback of a change needs. And an
         unfinished claim of another handle finds its instance by placement:
         it must not find the one that the bind makes.
-
-        :raises BindRefused: if a change cannot be rolled back now.
         """
         if not any(self._records.read(gpu).change or self._left(gpu, turn)
                    for gpu in gpus):
@@ -318,7 +309,6 @@ class Binder:
               subject: _Subject) -> None:
         """Call a function of an unbind, and wait for it up to the limit.
 
-        :raises Exception: what the function raises within the limit.
         :raises StepFailed: if it takes longer; it continues in its thread.
         """
         unbind = admission.begin(f'the unbind of handle {subject.handle}',

@@ -31,10 +31,6 @@ class LiveHost:
 
     A snapshot takes a while. If a bind or unbind changes a GPU meanwhile,
     the GPU keeps the state that was read after that.
-
-    :param host_reader: takes snapshots.
-    :param settings: the operator's policies.
-    :param records: the records of the machine.
     """
 
     def __init__(self, host_reader: reader.HostReader,
@@ -69,8 +65,6 @@ class LiveHost:
         """Read only one GPU again; the caller holds its lock.
 
         Another GPU may not answer, and a bind must not wait for it.
-
-        :raises UnknownGpu: if there is none at ``address``.
         """
         first = self.host()
         with self._mutex:
@@ -95,17 +89,11 @@ class LiveHost:
         return host or self.refresh()
 
     def gpu(self, address: model.PciAddress) -> model.Gpu:
-        """One GPU.
-
-        :raises UnknownGpu: if there is none at ``address``.
-        """
+        """One GPU."""
         return self.host().gpu(address)
 
     def owner(self, function: model.PciAddress) -> model.PciAddress:
-        """The GPU that ``function`` is, or is a VF of.
-
-        :raises UnknownGpu: if it is neither.
-        """
+        """The GPU that ``function`` is, or is a VF of."""
         self.host()
         owner = self._owner.get(function)
         if owner is None:
@@ -220,10 +208,7 @@ class LiveHost:
         return self._settings.wants(gpu, role or self.role(gpu))
 
     def role(self, gpu: model.Gpu) -> policy_module.Mode | None:
-        """The role that a GPU of mode auto has; None if it is idle.
-
-        :raises JournalError: if the record cannot be read.
-        """
+        """The role that a GPU of mode auto has; None if it is idle."""
         return roles.in_force(
             gpu, self._records.read(gpu.address).situation.claimed)
 

@@ -47,12 +47,7 @@ Action = change.Action
 
 
 class Kind(abc.ABC):
-    """One kind of partition. Callers hold the locks of the claim's GPUs.
-
-    :param machine: the machine with the GPUs.
-    :param host: the state of the machine.
-    :param records: the records of the machine.
-    """
+    """One kind of partition. Callers hold the locks of the claim's GPUs."""
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: store.Store):
@@ -71,20 +66,11 @@ class Kind(abc.ABC):
 
     @abc.abstractmethod
     def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
-        """Create the partition of a claim; return the claim as it is then.
-
-        :raises NvmlError, SysfsError, FabricError, StepFailed: if the
-            hardware refused something.
-        """
+        """Create the partition of a claim; return the claim as it is then."""
 
     @abc.abstractmethod
     def destroy(self, claim: gpu_record.Claim) -> None:
-        """Destroy all that a claim has, also after an interrupted bind.
-
-        :raises GpuInUse, UsageUnknown: if it is, or may be, in use.
-        :raises NvmlError, SysfsError, FabricError, DriverStuck, StepFailed:
-            if something could not be destroyed.
-        """
+        """Destroy all that a claim has, also after an interrupted bind."""
 
     @abc.abstractmethod
     def exists(self, claim: gpu_record.Claim) -> bool:
@@ -119,8 +105,6 @@ class Vgpus(Kind):
     always on the claim's instance. For an mdev it does not say which. So
     each claim keeps one instance alive. The last claim of an instance
     removes it.
-
-    :param gpu_health: forgets the health of destroyed instances.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
@@ -184,8 +168,6 @@ class Vgpus(Kind):
 
     def vgpu_type(self, vgpu: spec.VgpuSpec) -> str | None:
         """Type (``nvidia-474``) of the vGPU in the place of ``vgpu``, if any.
-
-        :raises SysfsError: if the type cannot be read.
         """
         return executor.type_of(self._machine, vgpu)
 
@@ -213,11 +195,7 @@ class Vgpus(Kind):
                         done: list[str]) -> tuple[gpu_record.Claim, ...]:
         """Create the instance of claims at its placement, unless it exists.
 
-        :param modes: the state that the GPU's policy requires.
         :param done: each step that was taken is appended to it, for people.
-        :returns: the claims with the id of the instance.
-        :raises NvmlError: if NVML refused it.
-        :raises StepFailed: if the driver chose another placement.
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
         for step in desired.creation(gpu, (wanted,), modes):
@@ -236,9 +214,6 @@ class Vgpus(Kind):
         another tool. On such an instance, the claim keeps its own one.
 
         :returns: the claim with the instance of its vGPU.
-        :raises NvmlError, SysfsError: if the hardware refused something.
-        :raises StepFailed: if another vGPU is in its place, or the kernel
-            made another one.
         """
         self._take(claim.gpu, change.Step(
             Action.CREATE_VGPU, vgpu=claim.vgpu), *_activation(claim), gpu=gpu)
@@ -273,7 +248,6 @@ class Vgpus(Kind):
         """Id of the GPU instance that the driver put the vGPU on.
 
         :returns: None if the driver does not tell, as for an mdev.
-        :raises SysfsError: if the id cannot be read.
         """
         if not claim.vfio:
             return None
@@ -283,11 +257,7 @@ class Vgpus(Kind):
                      gpu: model.Gpu | None = None) -> None:
         """Destroy a vGPU; does nothing if it is gone.
 
-        :param address: the GPU's address.
         :param gpu: the GPU, if the vGPU is of vendor VFIO.
-        :raises GpuInUse: if the vGPU is in use.
-        :raises UsageUnknown, NvmlError: if its use cannot be found out.
-        :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """
         self._take(address, change.Step(Action.DESTROY_VGPU, vgpu=vgpu),
                    gpu=gpu)
@@ -309,8 +279,6 @@ class Vgpus(Kind):
         :param claim: a claim whose vGPU is gone.
         :returns: the destroyed instance, which another claim may have had
             before; None if none was destroyed.
-        :raises NvmlError: IN_USE while something runs on it, or may.
-        :raises SysfsError: if its use cannot be found out.
         """
         if (claim.placement is None
                 or claim.is_past(self._machine.boot_id())
@@ -327,10 +295,7 @@ class Vgpus(Kind):
     @gate.series
     def own_instance(self, claim: gpu_record.Claim
                      ) -> model.GpuInstance | None:
-        """The live instance that the claim made; None if there is none.
-
-        :raises NvmlError: if the live instances cannot be read.
-        """
+        """The live instance that the claim made; None if there is none."""
         boot = self._machine.boot_id()
         if claim.profile_id is None or claim.is_past(boot):
             return None
@@ -350,8 +315,6 @@ class Vgpus(Kind):
 
         Instance ids are reused, so the instance with the claim's id is
         destroyed only if it has the claim's placement.
-
-        :raises NvmlError: IN_USE while something runs on it.
         """
         instance = self.own_instance(claim)
         if instance is not None:
@@ -471,9 +434,6 @@ class Groups(Kind):
     A GPU is reset after its server has left and its partition is inactive.
     It is never reset between the activation of its partition and the start
     of the server: no source says what a reset does to an active partition.
-
-    :param history: the audit log.
-    :param resetter: resets GPUs.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
@@ -563,7 +523,6 @@ def connect(machine: platform.Platform, claim: gpu_record.Claim
     The caller holds the locks of the claim's GPUs.
 
     :returns: the step that was taken, if any.
-    :raises FabricError, StepFailed: if the fabric manager refused it.
     """
     if (claim.fabric_partition is None or not claim.is_owned
             or claim.fabric_partition in privileged_fabric.active_of(
@@ -583,10 +542,7 @@ def _activation(claim: gpu_record.Claim) -> list[change.Step]:
 
 
 def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:
-    """The NVSwitch partition that the vGPU needs; None if it needs none.
-
-    :raises BindRefused: if the vGPU needs a partition and cannot get it.
-    """
+    """The NVSwitch partition that the vGPU needs; None if it needs none."""
     try:
         return privileged_fabric.partition_of_vgpu(gpu, asked.mdev_type)
     except (exception.FabricError, exception.StepFailed) as error:

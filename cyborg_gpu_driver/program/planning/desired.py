@@ -59,9 +59,6 @@ def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
     NVIDIA's driver puts a vGPU on any instance of its profile that has room.
     So each instance is created just before its own vGPUs, and the instances
     with the most vGPUs come first.
-
-    :param gpu: the GPU in its current state.
-    :param policy: the state that the policy requires.
     """
     claims = sorted((claim for claim in record.claims
                      if claim.phase is gpu_record.Phase.BOUND

@@ -33,7 +33,6 @@ def group_states(host: model.Host, groups: Iterable[nvlink.Group],
     """The groups with all facts that decide whether they are available.
 
     :param groups: the groups that one GPU is in.
-    :param policy_for: returns the policy of a GPU.
     :param owners: returns the claims on a GPU as text; empty if none.
     """
     gpus = {gpu.address: gpu for gpu in host.gpus}
@@ -87,7 +86,6 @@ def parse_request(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
     :param asked_type: mdev type, ``nvidia-474``, or ``nvlink-2`` for a group
         of two GPUs.
     :param ah_uuid: the attach handle's UUID, lower case with dashes.
-    :raises InvalidValue: naming the string that is malformed.
     """
     return Request(function=model.PciAddress.parse(pci_addr),
                    mdev_type=vgpu_name.asked_type(asked_type),
@@ -104,9 +102,6 @@ def held(gpu: model.Gpu, claims: Sequence[gpu_record.Claim], boot: str
     does not change. The claim's instance is also used for a vGPU that
     the driver has put on an instance of another tool. That instance is gone
     after a reboot, and then the vGPU needs its own place.
-
-    :param claims: the claims on the GPU.
-    :param boot: boot id of the machine.
     """
     ours = {instance.instance_id: spec.of(instance)
             for instance in _ours(gpu, claims, boot)}
@@ -168,8 +163,6 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     """Plan the bind of a request on ``gpu`` in its current state.
 
     :param available: all offers of the GPU, including ``offer``.
-    :param claims: the claims on the GPU.
-    :param boot: boot id of the machine.
     :param share: whether the vGPU may use an existing instance.
     :returns: what the bind claims. Without an instance id, the instance is
         yet to be created.

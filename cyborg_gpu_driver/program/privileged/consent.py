@@ -80,7 +80,6 @@ def given(gpu: model.PciAddress) -> Iterator[None]:
     kernel-open/nvidia/nv.c).
 
     :raises GpuInUse: naming the users of the GPU as far as possible.
-    :raises UsageUnknown, SysfsError: if the driver does not answer.
     """
     ask(gpu)
     try:
@@ -180,8 +179,6 @@ def _lock(gpu: model.PciAddress, value: str) -> None:
 
     nv_procfs_close_unbind_lock grants it if the usage count is 0. It takes
     the lock of the whole driver, so the write may take long.
-
-    :raises DriverStuck: if the driver does not answer in time.
     """
     machine = privileged.machine()
     try:

@@ -42,8 +42,6 @@ def holders(address: str) -> tuple[tuple[int, str], ...]:
     """What has a GPU open: process ids and names; id 0 is a kernel module.
 
     Only root sees the open files of other users' processes.
-
-    :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
     return usage.holders(privileged.machine(), nvidia_gpu(address))
 
@@ -60,10 +58,8 @@ def bind(address: str, driver: str) -> None:
     :param driver: ``nvidia``, or ``vfio-pci``, which stands for the driver
         that the kernel has for giving the board to guests.
     :raises GpuInUse: if the GPU is in use; nothing was changed.
-    :raises DriverStuck: if the kernel does not return in time.
     :raises StepFailed: if it cannot be bound to that driver. Then it is
         bound to its former driver again, if possible.
-    :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
     if driver not in (whole.NVIDIA, whole.VFIO_PCI):
         raise exception.InvalidValue(
@@ -101,7 +97,6 @@ def reopen(address: str) -> bool:
     The caller ensures that no other process is about to unbind it.
 
     :returns: whether the driver had let nobody open it.
-    :raises SysfsError, DriverStuck: if the driver does not answer.
     """
     return consent.give_back(nvidia_gpu(address))
 
@@ -115,9 +110,7 @@ def reset(address: str) -> None:
     err_handler). With a bound driver, a reset would ruin the GPU's state.
 
     :raises GpuInUse: if the GPU is in use; nothing was changed.
-    :raises DriverStuck: if the kernel does not return in time.
     :raises StepFailed: if it could not be reset, or bound again.
-    :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
     gpu = nvidia_gpu(address)
     former = _driver(gpu)
@@ -160,10 +153,7 @@ def persist(gpu: model.PciAddress) -> None:
 
 
 def nvidia_gpu(address: str) -> model.PciAddress:
-    """Parse the address of a physical NVIDIA GPU.
-
-    :raises InvalidValue, UnknownGpu: if it is something else.
-    """
+    """Parse the address of a physical NVIDIA GPU."""
     parsed = privileged.nvidia_function(address)
     if (not (_read(parsed, 'class') or '').startswith(_DISPLAY)
             or _exists(parsed, 'physfn')):
@@ -260,10 +250,7 @@ def _override(function: model.PciAddress | str, driver: str | None) -> None:
 
 
 def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
-    """Unbind a function from its driver, if it has one.
-
-    :raises DriverStuck: if the driver does not return in time.
-    """
+    """Unbind a function from its driver, if it has one."""
     if driver is None:
         return
     LOG.info('Unbinding %(function)s from driver %(driver)s',
@@ -274,10 +261,7 @@ def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
 
 
 def _bind(function: model.PciAddress | str, driver: str | None) -> None:
-    """Bind a function without a driver to a driver.
-
-    :raises StepFailed, SysfsError: if the driver does not take it.
-    """
+    """Bind a function without a driver to a driver."""
     if driver is None:
         return
     _apart(function, f'driver {driver} did not bind to it',
@@ -299,9 +283,7 @@ def _apart(function: model.PciAddress | str, late: str,
     and ``reset`` take it too (drivers/pci/pci-sysfs.c, drivers/pci/pci.c).
 
     :param late: what did not happen if the kernel does not return in time.
-    :param act: a method of the machine's Sysfs.
     :param longer: seconds to wait beyond the platform's ``driver_timeout``.
-    :raises DriverStuck: if the kernel does not return in time.
     """
     machine = privileged.machine()
     seconds = machine.driver_timeout + longer

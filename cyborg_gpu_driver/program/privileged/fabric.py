@@ -25,12 +25,9 @@ _LIMIT = 1 << 31
 def own_partition(address: str) -> int | None:
     """The partition that has only one given GPU.
 
-    :param address: the GPU's address.
     :returns: None if the GPU is not on NVSwitches.
     :raises StepFailed: if the fabric manager has no such partition, or runs
         in another mode than the one for vGPUs.
-    :raises FabricError: if the fabric manager cannot be asked.
-    :raises NvmlError: if NVML does not report the GPU's NVLinks.
     """
     gpu = model.PciAddress.parse(address)
     machine = privileged.machine()
@@ -67,9 +64,7 @@ def takes_whole_gpu(gpu: model.Gpu, mdev_type: str) -> bool:
 def partition_of_vgpu(gpu: model.Gpu, mdev_type: str) -> int | None:
     """The partition that a vGPU needs before its guest starts.
 
-    :param mdev_type: the vGPU's type, ``nvidia-474``.
     :returns: None if it needs none.
-    :raises StepFailed, FabricError, NvmlError: see :func:`own_partition`.
     """
     if not takes_whole_gpu(gpu, mdev_type):
         return None
@@ -82,8 +77,6 @@ def activate(partition_id: int, function: str) -> None:
 
     A partition that is active already was left by a removed vGPU, and is
     deactivated first.
-
-    :raises FabricError: if the fabric manager refused it.
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     address = privileged.nvidia_function(function)
@@ -99,7 +92,6 @@ def activate_whole(partition_id: int) -> None:
 
     A partition that is active is not touched: its server may run.
 
-    :raises FabricError: if the fabric manager refused it.
     :raises StepFailed: if the partition is not active afterwards.
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
@@ -118,10 +110,8 @@ def partitions(unsupported: bool
                ) -> list[tuple[int, list[tuple[int, str | None]], bool, bool]]:
     """All partitions.
 
-    :param unsupported: whether to include those that are not supported.
     :returns: for each partition its number, the physical ids and addresses
         of its GPUs, whether it is active and whether it is supported.
-    :raises FabricError: if they cannot be read.
     """
     session = privileged.machine().fabric
     found = session.partitions()
@@ -136,8 +126,6 @@ def partitions(unsupported: bool
 def read_partitions(unsupported: bool = False
                     ) -> tuple[model.FabricPartition, ...]:
     """The result of :func:`partitions` as :class:`fabric.Partition` objects.
-
-    :raises FabricError: if they cannot be read.
     """
     return tuple(
         model.FabricPartition(number, tuple(
@@ -151,8 +139,6 @@ def read_partitions(unsupported: bool = False
 def give_list(partition_ids: list[int]) -> None:
     """Tell a fabric manager that was started with ``--restart`` which
     partitions are active.
-
-    :raises FabricError: if the fabric manager refused it.
     """
     for partition_id in partition_ids:
         privileged.check_number('fabric partition', partition_id, _LIMIT)
@@ -161,10 +147,7 @@ def give_list(partition_ids: list[int]) -> None:
 
 @privsep.entrypoint
 def deactivate(partition_id: int) -> None:
-    """Deactivate a partition; does nothing if it is not active.
-
-    :raises FabricError: if the fabric manager refused it.
-    """
+    """Deactivate a partition; does nothing if it is not active."""
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     session = privileged.machine().fabric
     try:

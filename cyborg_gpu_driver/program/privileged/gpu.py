@@ -41,7 +41,6 @@ def check_ended(addresses: list[str]) -> None:
     ended. This does not find calls of an earlier privileged process.
 
     :param addresses: PCI addresses of a GPU and of its virtual functions.
-    :raises StepFailed: naming the call.
     """
     # If the privileged process cannot be started, nothing has changed, and
     # a rollback must not need it.
@@ -51,10 +50,7 @@ def check_ended(addresses: list[str]) -> None:
 
 @privsep.entrypoint
 def refuse_unfinished(addresses: list[str]) -> None:
-    """Do what :func:`check_ended` does, for the calls of this process.
-
-    :raises InvalidValue: for anything other than a list of addresses.
-    """
+    """Do what :func:`check_ended` does, for the calls of this process."""
     # The transport of privsep makes a tuple of a list.
     if not isinstance(addresses, (list, tuple)):
         raise exception.InvalidValue(
@@ -158,10 +154,7 @@ def set_instance_scheduler(address: str, instance_id: int, policy: str,
 
 
 def _scheduler(policy: str, time_slice: int | None) -> model.SchedulerPolicy:
-    """Check a scheduler and its time slice.
-
-    :raises InvalidValue: naming what is wrong.
-    """
+    """Check a scheduler and its time slice."""
     try:
         wanted = model.SchedulerPolicy(policy)
     except ValueError:

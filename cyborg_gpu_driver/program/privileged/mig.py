@@ -70,7 +70,6 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
                         size: int) -> tuple[int, int, int]:
     """Create a GPU instance at an explicit placement and read it back.
 
-    :param profile_id: the board's profile id.
     :param start, size: in memory units of the grid.
     :returns: instance id, start and size as NVML returns them.
     :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken.
@@ -117,10 +116,8 @@ def create_compute_instance(address: str, profile_id: int, instance_id: int,
                             ) -> tuple[int, int, int]:
     """Create a compute instance in a GPU instance and read it back.
 
-    :param profile_id: the profile id of the GPU instance.
     :param start: the first compute slice within the GPU instance; None lets
         the driver choose.
-    :param slices: the number of compute slices.
     :returns: its id, start and slices as NVML returns them.
     :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
     """
@@ -176,10 +173,7 @@ def _compute() -> compute.ComputeReader:
 
 
 def nvidia_function(address: str) -> model.PciAddress:
-    """Parse the address of an NVIDIA PCI function, physical or virtual.
-
-    :raises InvalidValue, UnknownGpu: if it is something else.
-    """
+    """Parse the address of an NVIDIA PCI function, physical or virtual."""
     parsed = model.PciAddress.parse(address)
     if machine().sysfs.read_optional(
             *pci.DEVICES, str(parsed), 'vendor') != NVIDIA_VENDOR:
@@ -189,11 +183,7 @@ def nvidia_function(address: str) -> model.PciAddress:
 
 @contextlib.contextmanager
 def gpu(address: str) -> Iterator[tuple[session.NvmlSession, Any]]:
-    """The session and a GPU's handle in it, for a series of calls.
-
-    :raises InvalidValue: if ``address`` is not a PCI address.
-    :raises NvmlError: if NVML has no GPU there.
-    """
+    """The session and a GPU's handle in it, for a series of calls."""
     parsed = model.PciAddress.parse(address)
     nvml = machine().nvml
     with nvml.kept():
@@ -201,20 +191,14 @@ def gpu(address: str) -> Iterator[tuple[session.NvmlSession, Any]]:
 
 
 def check_truth(what: str, value: bool) -> None:
-    """Refuse a value that is neither True nor False.
-
-    :raises InvalidValue: naming ``what``.
-    """
+    """Refuse a value that is neither True nor False."""
     if type(value) is not bool:
         raise exception.InvalidValue(what=what, value=value,
                                      expected='expected True or False')
 
 
 def check_number(what: str, value: int, limit: int) -> None:
-    """Refuse a value that is not an integer from 0 to below ``limit``.
-
-    :raises InvalidValue: naming ``what``.
-    """
+    """Refuse a value that is not an integer from 0 to below ``limit``."""
     if type(value) is not int or not 0 <= value < limit:
         raise exception.InvalidValue(
             what=what, value=value,

@@ -34,12 +34,7 @@ _UNKNOWN = 'No devices match'
 
 @privsep.entrypoint
 def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
-    """Create a mediated device.
-
-    :param parent: PCI address of the GPU or VF.
-    :raises SysfsError: with the kernel's errno.
-    :raises NvmlNotAnswering: if the driver does not return in time.
-    """
+    """Create a mediated device."""
     function = privileged.nvidia_function(parent)
     _write(function, vgpu_name.handle(uuid), 'class', 'mdev_bus',
            str(function), 'mdev_supported_types',
@@ -56,8 +51,6 @@ def remove_mdev(uuid: str) -> None:
     mdev_device_remove in drivers/vfio/mdev/mdev_core.c leads to).
 
     :raises GpuInUse: if a process has it open; nothing was changed.
-    :raises UsageUnknown: if it is unknown whether a process has it open.
-    :raises DriverStuck: if the kernel does not return.
     :raises SysfsError: ENOENT.
     """
     machine = privileged.machine()
@@ -104,10 +97,8 @@ def set_vgpu_type(function: str, type_number: int) -> None:
     That a removal succeeds does not mean that the next guest can use its vGPU
     on the function (kernel/hypeman#321); the caller watches for this.
 
-    :param function: the virtual function's PCI address.
     :param type_number: number of the vGPU type; 0 removes the vGPU.
     :raises SysfsError: EIO if the GPU has no room for it; EBUSY.
-    :raises NvmlNotAnswering: if the driver does not return in time.
     """
     privileged.check_number('vGPU type', type_number, 1 << 31)
     parsed = privileged.nvidia_function(function)
@@ -124,7 +115,6 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
 
     :param vgpu: the mdev's UUID, or the virtual function's PCI address.
     :raises SysfsError: with the kernel's errno; ENOENT if there is no vGPU.
-    :raises NvmlNotAnswering: if the driver does not return in time.
     """
     privileged.check_number('placement id', placement, 1 << 16)
     try:
@@ -148,7 +138,6 @@ def vfio_holders(vgpu: str) -> tuple[int, ...]:
     Only root sees the open files of other users' processes.
 
     :param vgpu: the PCI address of a function, or the UUID of an mdev.
-    :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
     device: model.PciAddress | str
     try:
@@ -162,7 +151,6 @@ def _nvidia_mdev(uuid: str) -> tuple[str, model.PciAddress | None]:
     """Check that a UUID is unused, or of an mdev of an NVIDIA function.
 
     :returns: the UUID, and the function; None if there is no such mdev.
-    :raises InvalidValue, UnknownGpu: if it is something else.
     """
     handle = vgpu_name.handle(uuid)
     sysfs = privileged.machine().sysfs
@@ -182,9 +170,7 @@ def _write(function: model.PciAddress, value: str, *place: str) -> None:
     The write counts as a call about the GPU. While it has not returned, no
     other call is made for the GPU (:mod:`cyborg_gpu_driver.host.deadline`).
 
-    :param function: the GPU or one of its virtual functions.
     :raises NvmlNotAnswering: if it takes longer than ``[gpu] nvml_timeout``.
-    :raises SysfsError: with the kernel's errno.
     """
     machine = privileged.machine()
     gpu = pci.physical_function(machine.sysfs, str(function)) or function
@@ -213,10 +199,8 @@ def manage_functions(address: str, enable: bool, tool: child.Tool,
                      sleep: Callable[[float], object] = time.sleep) -> None:
     """Create or remove all virtual functions of a GPU.
 
-    :param address: the GPU's PCI address.
     :param tool: the script's path, or a simulated machine's function for it
         (:attr:`cyborg_gpu_driver.host.platform.Platform.sriov_manage`).
-    :param sleep: called between two attempts.
     :raises StepFailed: with the output of the script.
     """
     arguments = ((address, enable) if callable(tool)

@@ -59,7 +59,6 @@ def saved(gpu: model.Gpu, record: gpu_record.GpuRecord, boot: str
     created in the place of a destroyed one remains after the unbind.
 
     :param gpu: as it is now, with compute instances.
-    :param boot: boot id of the machine.
     """
     live = gpu.mig.instances if gpu.mig else ()
     others = record.fixed.instances | {
@@ -82,10 +81,7 @@ def remembered(state_path: str) -> tuple[gpu_record.SavedLayout, ...]:
 
 def remember(state_path: str, layouts: Iterable[gpu_record.SavedLayout]
              ) -> None:
-    """Put layouts into the records, and forget those of other GPUs.
-
-    :raises JournalError: if a record cannot be read or written.
-    """
+    """Put layouts into the records, and forget those of other GPUs."""
     records = store.of(state_path)
     by_gpu = {item.gpu: item for item in layouts}
     for address in {*by_gpu, *records.addresses()}:
@@ -108,10 +104,7 @@ def read_checkpoint(file: str) -> tuple[gpu_record.SavedLayout, ...]:
 
 def write_checkpoint(file: str, gpus: Iterable[gpu_record.SavedLayout]
                      ) -> None:
-    """Write a checkpoint file of these GPUs, replacing an existing one.
-
-    :raises JournalError: if it cannot be written.
-    """
+    """Write a checkpoint file of these GPUs, replacing an existing one."""
     durable.write(os.path.abspath(file), _KIND, _VERSION, [
         codec.encode(item)
         for item in sorted(gpus, key=lambda item: item.gpu)])
@@ -169,7 +162,6 @@ class Applier:
         """What a checkpoint remembers of a GPU.
 
         :param gpu: as :meth:`.transaction.Transactions.read` returns it.
-        :raises JournalError: if the owners of its instances are unknown.
         """
         return saved(gpu, self._records.read(gpu.address),
                      self._machine.boot_id())
@@ -180,9 +172,6 @@ class Applier:
 
         :param gpu: as :meth:`.transaction.Transactions.read` returns it.
         :raises ChangeRefused: naming what is in the way.
-        :raises ChangeRefused: if its MIG mode cannot be changed now.
-        :raises NvmlError, SysfsError, JournalError: if it is unknown what is
-            in use.
         """
         if options.mode_only and (gpu.mig is None or (
                 gpu.mig.enabled == gpu.mig.pending == wanted.enabled)):
@@ -202,17 +191,13 @@ class Applier:
 
     def unfinished(self, gpu: model.PciAddress
                    ) -> gpu_record.Change | None:
-        """The record of a change that did not finish.
-
-        :raises JournalError: if it cannot be read.
-        """
+        """The record of a change that did not finish."""
         return self._records.read(gpu).change
 
     def apply(self, gpu: model.Gpu, wanted: target.Wanted,
               options: Options = Options()) -> Status:
         """Apply a layout to one GPU, unless the GPU already has it.
 
-        :param gpu: of a recent snapshot.
         :raises ChangeRefused: nothing was changed.
         :raises ChangeFailed: saying whether the rollback succeeded.
         :raises NvmlError, SysfsError, JournalError: if the GPU cannot be
@@ -232,7 +217,6 @@ class Applier:
             change. Its exceptions pass through; nothing was changed then.
         :param remember: whether to add a GPU to the checkpoint that is not
             in it. A GPU in the checkpoint is always kept up to date.
-        :raises: as :meth:`apply`.
         """
         with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
             now = self._transactions.read(gpu)

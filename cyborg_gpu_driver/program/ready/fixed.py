@@ -76,8 +76,6 @@ class FixedVgpus:
         """Remove the recorded fixed vGPUs that are unwanted and unused.
 
         Never raises.
-
-        :param gpu: of a recent snapshot.
         """
         return self._releasing.attempt(gpu.address,
                                        lambda _: self._release(gpu))
@@ -86,8 +84,6 @@ class FixedVgpus:
         """Create the vGPUs that the policy wants, if the GPU is ready.
 
         Never raises. Creates all of them or, if one fails, none.
-
-        :param gpu: of a recent snapshot.
         """
         return self._making.attempt(gpu.address, lambda _: self._make(gpu))
 

@@ -47,8 +47,6 @@ class Preparer:
     A GPU of mode auto is read once in each of its roles while it is idle
     (:class:`~cyborg_gpu_driver.partition.roles.RoleFacts`).
 
-    :param gpu_health: knows which GPUs are unhealthy.
-    :param cloud: knows which GPUs have servers.
     :param clock: a monotonic clock, in seconds.
     """
 
@@ -77,10 +75,7 @@ class Preparer:
             gpu, steps) if steps else '')
 
     def prepare(self, gpu: model.Gpu) -> backoff.Outcome:
-        """Make one GPU ready, if it is idle. Never raises.
-
-        :param gpu: of a recent snapshot.
-        """
+        """Make one GPU ready, if it is idle. Never raises."""
         return self._backoff.attempt(
             gpu.address, lambda taken: self._prepare(gpu, taken))
 

@@ -43,14 +43,7 @@ Tell = Callable[[str], object]
 
 
 class Restorer:
-    """Restores GPUs of one machine.
-
-    :param transactions: rolls back interrupted changes.
-    :param vgpus: creates the vGPUs of claims.
-    :param fixed_vgpus: creates the fixed vGPUs.
-    :param settings: the operator's policies.
-    :param cloud: knows which GPUs have servers.
-    """
+    """Restores GPUs of one machine."""
 
     def __init__(self, transactions: transaction.Transactions,
                  vgpus: partitions.Vgpus,
@@ -71,16 +64,11 @@ class Restorer:
 
         If one part fails, the others are restored all the same.
 
-        :param gpu: of a recent snapshot.
         :param saved: its part of the checkpoint, None if it has none.
         :param tell: called with each action that was done, for people.
-        :raises ChangeFailed: if an interrupted change cannot be rolled back.
         :raises ChangeRefused: if the checkpoint is of another board, if
             the snapshot does not say whether the GPU has MIG, or if
             something that runs is in the way.
-        :raises NvmlError, SysfsError, StepFailed, ChangeRefused,
-            JournalError: if the hardware refuses a mode that all other parts
-            need.
         :raises ChangeFailed: naming the parts that failed.
         """
         if saved is not None and saved.device_id != gpu.device_id:
@@ -136,10 +124,7 @@ class Restorer:
 
         All claims on its GPU instance get the id of the new instance.
 
-        :param gpu: of a recent snapshot.
         :returns: what was done, for people.
-        :raises NvmlError, SysfsError, StepFailed, ChangeRefused,
-            JournalError: if it cannot be created or recorded.
         """
         done: list[str] = []
         failed: list[str] = []
@@ -217,8 +202,6 @@ class Restorer:
         """Create a GPU instance, unless its claims have created it.
 
         :returns: the claims with the id of the instance.
-        :raises StepFailed: if another tool has created an instance in its
-            place.
         """
         self._announce(gpu, claims, wanted)
         try:

@@ -316,7 +316,6 @@ class Connections:
         hand-over, by the agent or by "cyborg-gpu gpu prepare", has it.
 
         :returns: None if it was not read since the boot.
-        :raises NvmlError: if NVML cannot be queried.
         """
         if gpu.visible_to_nvml and gpu.driver == whole.NVIDIA:
             return reader.baseboard(self._machine, gpu.address)

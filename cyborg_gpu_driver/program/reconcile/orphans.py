@@ -98,9 +98,6 @@ class VgpuOrphans:
 
     :param machine: one whose privileged changes are made in this process
         (:func:`cyborg_gpu_driver.program.privileged.mig.run_here`).
-    :param host_reader: reads the machine.
-    :param records: the records of the machine.
-    :param settings: the operator's policies.
     """
 
     def __init__(self, machine: platform.Platform,
@@ -112,19 +109,12 @@ class VgpuOrphans:
         self._settings = settings
 
     def found(self) -> tuple[Found, ...]:
-        """Every live vGPU, by GPU and function.
-
-        :raises JournalError: if their owners cannot be read.
-        """
+        """Every live vGPU, by GPU and function."""
         return tuple(found for gpu in self._reader.snapshot().gpus
                      for found in self._on(gpu))
 
     def on(self, address: model.PciAddress) -> tuple[Found, ...]:
-        """The live vGPUs of one GPU; no other GPU is read.
-
-        :raises UnknownGpu: if there is no such GPU.
-        :raises JournalError: if their owners cannot be read.
-        """
+        """The live vGPUs of one GPU; no other GPU is read."""
         return tuple(self._on(self._reader.gpu(address)))
 
     def remove(self, found: Found, claimed: Collection[str] | None
@@ -137,8 +127,6 @@ class VgpuOrphans:
         :param claimed: see :meth:`Found.obstacle`.
         :returns: what remains of the vGPU, for people.
         :raises ChangeRefused: if it has an owner or is in use.
-        :raises JournalError, UnknownGpu, SysfsError: if that is unknown,
-            or the vGPU cannot be removed.
         """
         with locks.gpu(self._records.state_path, found.gpu.address,
                        locks.COMMAND_SECONDS):

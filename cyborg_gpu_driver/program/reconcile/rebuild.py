@@ -39,13 +39,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Rebuilder:
-    """Writes the claims of handles that are missing in the records.
-
-    :param machine: the machine to read.
-    :param host: the last snapshot of the machine.
-    :param records: the records of the machine.
-    :param cloud: knows Cyborg's accelerator requests.
-    """
+    """Writes the claims of handles that are missing in the records."""
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: store.Store, cloud: services.Services):
@@ -208,7 +202,6 @@ def bare_claims(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
                 ) -> list[gpu_record.Claim]:
     """The claims of a GPU, without the GPU instances below. Pure.
 
-    :param offers: what the GPU's policy offers.
     :param requests: None if they are unknown.
     :param known: handles that have a claim already.
     :param fixed: functions whose vGPUs are left to Nova.

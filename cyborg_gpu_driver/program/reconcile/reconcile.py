@@ -51,7 +51,6 @@ class Reconciler:
     A difference may be outdated. So each repair asks Cyborg again, then locks
     the GPU, and changes something only if nothing has changed since.
 
-    :param vgpus: knows who uses a vGPU.
     :param cloud: the cloud's services; comparisons with records that they
         do not know are left out.
     :param grace: seconds that a difference must last if a bind or unbind
@@ -144,7 +143,6 @@ class Reconciler:
         is named, and not compared.
 
         :param refresh: whether to read the machine first.
-        :raises JournalError: if locks cannot be used at all.
         """
         return self._compare(refresh)[0]
 
@@ -154,7 +152,6 @@ class Reconciler:
                                     desired.Facts | None]]:
         """All differences now, and the facts that were compared.
 
-        :param refresh: as in :meth:`find`.
         :returns: the facts of each GPU of the machine; None for a GPU that
             was not compared.
         """
@@ -282,7 +279,6 @@ class Reconciler:
         """Repair one difference that is safe.
 
         :returns: what was done, for people.
-        :raises GpuDriverError: saying why it could not be repaired.
         """
         return self._ways[difference.kind](difference)
 

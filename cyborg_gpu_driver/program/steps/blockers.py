@@ -30,8 +30,6 @@ def in_use(machine: platform.Platform, gpu: model.Gpu,
     """The users of the GPU instances in use, by placement.
 
     :param gpu: with its live instances.
-    :param claims: those on this GPU.
-    :raises NvmlError, SysfsError: if that is unknown.
     """
     if gpu.mig is None or not gpu.mig.instances:
         return {}
@@ -57,10 +55,7 @@ def in_use(machine: platform.Platform, gpu: model.Gpu,
 
 def of_mode(machine: platform.Platform, gpu: model.Gpu, enable: bool
             ) -> tuple[str, ...]:
-    """What keeps a GPU from changing its MIG mode now, for people.
-
-    :raises NvmlError: if that is unknown.
-    """
+    """What keeps a GPU from changing its MIG mode now, for people."""
     found = [_process(process)
              for process in usage.processes(machine, gpu.address)]
     found.extend(f'mdev {mdev.uuid} on {mdev.parent}'
@@ -82,8 +77,6 @@ def of_preparing(machine: platform.Platform, gpu: model.Gpu,
     mode or of the virtual functions may destroy them.
 
     :param gpu: of a snapshot that was taken just now.
-    :param claims: those on this GPU.
-    :raises NvmlError, SysfsError, UsageUnknown: if that is unknown.
     """
     found = [f'vGPU {vgpu.name} on {vgpu.function}' for vgpu in gpu.vgpus]
     if gpu.mig is not None:
@@ -99,8 +92,6 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
 
     The search for processes that have VFIO devices open takes long, so it is
     made only if nothing else was found.
-
-    :raises NvmlError, SysfsError, UsageUnknown: if they are unknown.
     """
     if not gpu.visible_to_nvml:
         return _held(str(gpu.address))

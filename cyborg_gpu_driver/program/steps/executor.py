@@ -52,10 +52,7 @@ def was_refused(error: Exception) -> bool:
 
 
 def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
-    """Type of the existing vGPU in the place of ``vgpu``; None without one.
-
-    :raises SysfsError: if it cannot be read.
-    """
+    """Type of the existing vGPU in the place of ``vgpu``; None without one."""
     if vgpu.uuid is None:
         return vfio.type_on(machine, vgpu.function)
     return machine.sysfs.link_name(*functions.DEVICES, vgpu.uuid, 'mdev_type')
@@ -64,8 +61,6 @@ def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
 class Executor:
     """Takes steps on one GPU and knows the resulting GPU instances.
 
-    :param machine: where the steps are taken.
-    :param address: of the GPU.
     :param gpu: the GPU before the first step, with its compute instances if
         a step is about one. None is sufficient for steps about mdevs and
         about instances that :meth:`know` gets.
@@ -91,8 +86,6 @@ class Executor:
     def take(self, step: change.Step) -> None:
         """Take one step.
 
-        :raises NvmlError, SysfsError, StepFailed, ChangeRefused, GpuInUse,
-            UsageUnknown, JournalError: if the machine refuses the step.
         :raises StepFailed: if the step names something that does not exist,
             or the driver creates something else than was requested.
         """
@@ -100,10 +93,7 @@ class Executor:
 
     def instance(self, placement: model.Placement | None
                  ) -> model.GpuInstance:
-        """The live instance at a placement.
-
-        :raises StepFailed: if there is none.
-        """
+        """The live instance at a placement."""
         found = None if placement is None else self._live.get(placement)
         if found is None:
             raise _refused(f'there is no instance at {placement}')
@@ -296,10 +286,7 @@ class Executor:
 def _check_scheduler(now: model.Scheduler | None,
                      scheduler: model.SchedulerPolicy,
                      time_slice: int | None) -> None:
-    """Check that a scheduler can be set: NVML would give no reason.
-
-    :raises StepFailed: with the reason why it cannot be set.
-    """
+    """Check that a scheduler can be set: NVML would give no reason."""
     if now is None:
         reason = 'its driver does not schedule vGPUs'
     elif scheduler not in now.supported:

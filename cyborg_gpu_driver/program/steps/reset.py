@@ -54,11 +54,7 @@ def once(machine: platform.Platform, address: model.PciAddress,
     :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
     :raises GpuInUse: naming the processes that have it open; it was not
         reset.
-    :raises StepFailed: naming a process of this library that does not close
-        it.
     :raises StepFailed: if it cannot be reset, or does not answer afterwards.
-    :raises StepFailed: if it cannot be unbound or bound again.
-    :raises UsageUnknown, SysfsError: if the machine cannot be examined.
     """
     with machine.nvml.alone():
         method = _reset(machine, address, was_guests)
@@ -76,7 +72,6 @@ def clear_partitions(machine: platform.Platform, address: model.PciAddress
 
     :param address: of a GPU that is bound to nvidia.
     :raises FabricError: if the fabric manager does not answer yet.
-    :raises GpuInUse, StepFailed: as :func:`once`.
     """
     try:
         mode = config.read(machine.fabric_config).mode
@@ -96,7 +91,6 @@ def refuse_held(address: model.PciAddress) -> None:
     """Check that no process has a GPU open.
 
     :raises GpuInUse: naming the processes, and what to do about them.
-    :raises UsageUnknown, SysfsError: if the processes are unknown.
     """
     found = privileged_driver.holders(str(address))
     if found:
@@ -131,8 +125,6 @@ def _check_fabric(switches: Iterable[str]) -> None:
 
     A reset needs it on NVSwitch systems of Ampere, and no longer on those of
     Hopper and later (the manual of nvidia-smi, --gpu-reset).
-
-    :raises StepFailed: if the fabric manager does not run.
     """
     if (not pci.HOPPER_NVSWITCHES.issuperset(switches)
             and not privileged_gpu.fabric_manager_runs()):
@@ -180,14 +172,9 @@ class Resetter:
               begin: Callable[[], None]) -> dict[str, Any]:
         """Reset a GPU and check that it is clean. The caller holds its lock.
 
-        :param gpu: of a recent snapshot.
         :param begin: called before the GPU is touched.
         :returns: the evidence that it was reset and is clean, for JSON.
-        :raises GpuInUse: if it is in use; it was not reset.
         :raises StepFailed: if it cannot be reset, or is not clean.
-        :raises NvmlError, SysfsError, UsageUnknown: if the machine cannot be
-            examined.
-        :raises StepFailed: as :func:`once`.
         """
         address = gpu.address
         self._check_possible(gpu)
@@ -293,7 +280,6 @@ class Resetter:
         """The traces that users have left on a GPU.
 
         :raises StepFailed: if its driver does not tell who uses the GPU.
-        :raises NvmlError, SysfsError: if the GPU cannot be examined.
         """
         driver = pci.PciBus(self._machine.sysfs).driver(address)
         if driver is None or whole.is_vfio(driver):
@@ -338,7 +324,6 @@ def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
     :returns: whether the mode is current; False only if it is pending and
         ``may_reset`` is False.
     :raises ChangeRefused: naming what is in the way; the mode may be pending.
-    :raises NvmlError, SysfsError: if the hardware refuses the mode.
     """
     if _read(machine, gpu) == (enable, enable):
         return True
@@ -381,10 +366,7 @@ def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
 
 def put_back(machine: platform.Platform, gpu: model.Gpu, enabled: bool,
              pending: bool) -> None:
-    """Restore a GPU's current and pending MIG mode.
-
-    :raises ChangeRefused, NvmlError, SysfsError: as :func:`switch`.
-    """
+    """Restore a GPU's current and pending MIG mode."""
     current, waiting = _read(machine, gpu)
     if current != enabled:
         switch(machine, gpu, enabled)

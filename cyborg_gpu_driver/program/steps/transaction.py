@@ -62,11 +62,7 @@ _ROUNDS = 3
 
 
 class Transactions:
-    """Changes GPUs of one machine. The caller holds the GPU's lock.
-
-    :param host_reader: reads the machine.
-    :param state_path: ``[gpu] state_path``: locks and records.
-    """
+    """Changes GPUs of one machine. The caller holds the GPU's lock."""
 
     def __init__(self, machine: platform.Platform,
                  host_reader: reader.HostReader, state_path: str):
@@ -86,8 +82,6 @@ class Transactions:
         :raises ChangeRefused: if the snapshot does not say whether the GPU
             has MIG: a GPU without MIG must not be confused with one whose
             MIG state was not read.
-        :raises NvmlError: if NVML cannot read them, even with a new handle
-            of the GPU.
         """
         if gpu.mig is None and gpu.problems:
             raise exception.ChangeRefused(
@@ -101,11 +95,7 @@ class Transactions:
         return locks.gpu(self.state_path, address, seconds)
 
     def in_use(self, gpu: model.Gpu) -> dict[model.Placement, str]:
-        """The users of the GPU instances in use, by placement.
-
-        :param gpu: as :meth:`read` returns it.
-        :raises NvmlError, SysfsError, JournalError: if they are unknown.
-        """
+        """The users of the GPU instances in use, by placement."""
         return blockers.in_use(self.machine, gpu,
                                self.records.read(gpu.address).claims)
 
@@ -211,8 +201,6 @@ class Transactions:
         :param taken: each step is appended to it before it is taken.
         :returns: the GPU after the last step.
         :raises StepFailed: if a step had no effect, or cannot be taken.
-        :raises ChangeRefused, StepFailed, NvmlError, SysfsError: if the
-            hardware refuses a step.
         """
         before = len(taken)
         while left := readiness.steps(gpu, wants_of(gpu)):
@@ -231,7 +219,6 @@ class Transactions:
 
         :returns: whether there was such a change.
         :raises ChangeFailed: if it cannot be rolled back now.
-        :raises JournalError: if the GPU's record cannot be used.
         """
         change = self.records.read(gpu.address).change
         if change is None:

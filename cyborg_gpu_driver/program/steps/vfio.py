@@ -32,20 +32,14 @@ from cyborg_gpu_driver.program.steps import blockers
 
 def type_on(machine: platform.Platform, function: model.PciAddress
             ) -> str | None:
-    """Type of the vGPU on a function (``nvidia-474``); None without one.
-
-    :raises SysfsError, InvalidValue: if that cannot be read.
-    """
+    """Type of the vGPU on a function (``nvidia-474``); None without one."""
     number = functions.MdevTree(machine.sysfs).current_vgpu_type(function)
     return f'nvidia-{number}' if number else None
 
 
 def instance_under(machine: platform.Platform, function: model.PciAddress
                    ) -> int | None:
-    """Id of the GPU instance that a function's vGPU lies on, if any.
-
-    :raises SysfsError: if that cannot be read.
-    """
+    """Id of the GPU instance that a function's vGPU lies on, if any."""
     return functions.MdevTree(machine.sysfs).vgpu_output(function,
                                                          'gpu_instance_id')
 
@@ -56,8 +50,6 @@ def check_idle(machine: platform.Platform, gpu: model.Gpu,
 
     :param gpu: the GPU of the function; the vGPUs on its functions are read
         again.
-    :raises GpuInUse: if it is in use.
-    :raises UsageUnknown, NvmlError, SysfsError: if that is unknown.
     """
     # Only root sees which files the processes of other users have open.
     machine = dataclasses.replace(
@@ -70,10 +62,7 @@ def check_idle(machine: platform.Platform, gpu: model.Gpu,
 
 
 def read_functions(machine: platform.Platform, gpu: model.Gpu) -> model.Gpu:
-    """The GPU with the vGPUs that are on its functions now.
-
-    :raises SysfsError: if that cannot be read.
-    """
+    """The GPU with the vGPUs that are on its functions now."""
     tree = functions.MdevTree(machine.sysfs)
     return dataclasses.replace(gpu, vfs=tuple(
         dataclasses.replace(
@@ -99,7 +88,6 @@ def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
     :raises StepFailed: if NVML says that it is unhealthy.
     :raises GpuInUse: naming the processes that have it open.
     :raises JournalError: if its record cannot be written.
-    :raises StepFailed, SysfsError: if the machine refuses it.
     """
     if gpu.driver == whole.NVIDIA:
         _keep(machine, gpu)
@@ -111,9 +99,6 @@ def bind(machine: platform.Platform, address: model.PciAddress,
     """Bind a GPU to another driver, after this library has closed NVML.
 
     :raises GpuInUse: naming the processes that have it open.
-    :raises StepFailed: naming a process of this library that does not close
-        it.
-    :raises StepFailed, UsageUnknown, SysfsError: if the machine refuses it.
     """
     with machine.nvml.alone():
         privileged_driver.bind(str(address), driver)
@@ -138,9 +123,6 @@ def roll_back(machine: platform.Platform, gpu: model.Gpu) -> bool:
     it. The caller holds the GPU's lock.
 
     :returns: whether it was so.
-    :raises StepFailed: naming a process of this library that does not close
-        it.
-    :raises SysfsError, DriverStuck: if the driver does not answer.
     """
     return was_cut_off(machine, gpu) and _unlock(machine, gpu.address)
 
@@ -160,7 +142,6 @@ def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
     """Record what NVML and PCI report of a GPU.
 
     :raises StepFailed: if NVML says that it is unhealthy, or does not answer.
-    :raises JournalError: if its record cannot be written.
     """
     now = time.time()
     facts = host_health.HealthReader(machine.nvml).read(gpu.address)
@@ -193,8 +174,6 @@ def blockers_of(machine: platform.Platform, gpu: model.Gpu,
     drivers/vfio/mdev/mdev_core.c of the kernel), and a server with such a
     vGPU cannot start again. The bind to the other driver finds the processes
     that have the device node open.
-
-    :raises NvmlError, UsageUnknown: if that is unknown.
     """
     found = tuple(f'vGPU {vgpu.name} on {vgpu.function}'
                   for vgpu in gpu.vgpus)
