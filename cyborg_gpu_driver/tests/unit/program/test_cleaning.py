@@ -160,22 +160,6 @@ class TenantsTest(CleaningCase):
         self.assertEqual(0, self.resets())
         self.assertEqual([], self.whats())
 
-    def test_it_is_withheld_while_used_and_until_it_was_reset(self):
-        self.ledger.allocate('server')
-        for _ in range(3):
-            self.assertTrue(self.look())
-        self.assertEqual(1, self.ledger.reserved)
-        self.assertEqual(0, self.resets())
-        self.ledger.delete('server')
-        self.assertTrue(self.withheld())
-        self.assertFalse(self.look())
-        self.assertEqual(1, self.resets())
-        self.assertEqual({self.address}, self.resetter.done)
-        for _ in range(3):
-            self.assertFalse(self.look())
-        self.assertEqual(1, self.resets())
-        self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
-
     def test_a_bind_waits_for_the_reset_unless_the_gpu_is_parted(self):
         self.use_up()
         whole = cleaning.Whole(self.live.gpu(self.address), 'provider',
@@ -198,13 +182,6 @@ class TenantsTest(CleaningCase):
             after[name] for name in ('driver', 'processes',
                                      'memory_used_mib', 'memory_mib')))
         self.assertTrue(after['uuid'].startswith('GPU-'))
-
-    def test_who_came_and_went_between_two_reports_is_cleaned_up_after(self):
-        self.ledger.allocate('server')
-        self.ledger.delete('server')
-        self.assertFalse(self.look())
-        self.assertEqual(1, self.resets())
-        self.assertEqual(['returned', 'cleaned'], self.whats())
 
     def test_who_may_have_got_it_uncleaned_is_named(self):
         self.ledger.allocate('first')
@@ -233,16 +210,6 @@ class TenantsTest(CleaningCase):
         self.assertEqual(0, self.resets())
         self.assertEqual(['given', 'returned', 'not-cleaned', 'given'],
                          self.whats())
-
-    def test_what_placement_does_not_tell_changes_nothing(self):
-        self.use_up()
-        self.ledger.answers = False
-        for _ in range(3):
-            self.assertTrue(self.look())
-        self.assertEqual(0, self.resets())
-        self.assertEqual(1, self.log.output.count('Cannot read from'))
-        self.ledger.answers = True
-        self.assertFalse(self.look())
 
     def test_a_provider_that_placement_refuses_stops_no_other(self):
         self.use_up()
@@ -362,12 +329,6 @@ class ObstacleTest(CleaningCase):
         self.assertTrue(self.look())
         self.assertIs(_STATE.STUCK, self.state())
         self.assertIn('GPU_IS_LOST', self.evidence()['reason'])
-
-    def test_nvml_has_a_new_session_after_a_reset(self):
-        self.use_up()
-        generation = self.platform.nvml.generation
-        self.assertFalse(self.look())
-        self.assertLess(generation, self.platform.nvml.generation)
 
     def test_a_gpu_that_shows_what_was_on_it(self):
         self.machine.set_health(str(self.address), uncorrected=2)

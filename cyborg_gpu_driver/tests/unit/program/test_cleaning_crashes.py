@@ -33,23 +33,6 @@ class CrashTest(test_cleaning.CleaningCase):
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
 
-    def test_a_crash_in_the_middle_cleans_again(self):
-        class Crash(BaseException):
-            pass
-
-        def crash(address):
-            raise Crash
-
-        self.use_up()
-        self.health.reset_done = crash
-        self.assertRaises(Crash, self.look)
-        self.assertEqual(1, self.resets())
-        self.assertIs(_STATE.CLEANING, self.state())
-        self.start()
-        self.assertTrue(self.withheld())
-        self.assertFalse(self.look())
-        self.assertEqual(2, self.resets())
-
     def test_a_record_that_is_lost_or_damaged_is_a_reset(self):
         path = store.Store(self.state_path).path(self.address)
         for number, text in enumerate((None, 'nonsense', '{}'), 1):

@@ -48,15 +48,6 @@ class CordonsTest(base.BaseTestCase):
             (gpu_cordons or self.gpu_cordons).log_changes()
             return log.output.splitlines()
 
-    def test_what_cyborg_said_last_counts(self):
-        self.disable(ONE)
-        self.assertEqual((PLAIN,), self.again().of(ONE))
-        self.again().note_disabled(None)
-        self.gpu_cordons.note_disabled(None)
-        self.assertEqual({ONE: (PLAIN,)}, self.again().known())
-        self.disable(OTHER)
-        self.assertEqual({OTHER: (PLAIN,)}, self.again().known())
-
     def test_a_record_that_cannot_be_read_changes_nothing(self):
         self.gpu_cordons.add(ONE, 'root', 'a fan')
         self.assertEqual([], self.changed())
@@ -91,28 +82,9 @@ class CordonsTest(base.BaseTestCase):
         self.disable(ONE, told=ANN)
         self.assertEqual((ANN,), self.gpu_cordons.of(ONE))
 
-    def test_neither_side_lifts_the_cordon_of_the_other(self):
-        self.disable(ONE, told=ANN)
-        self.assertEqual((ROOT, ANN),
-                         self.gpu_cordons.add(ONE, 'root', 'a fan'))
-        self.assertEqual((ANN,), self.gpu_cordons.lift(ONE))
-        self.gpu_cordons.add(ONE, 'root', 'a fan')
-        self.disable()
-        self.assertEqual((ROOT,), self.gpu_cordons.of(ONE))
-        self.disable(ONE, told=ANN)
-        self.assertEqual((ROOT, ANN), self.gpu_cordons.of(ONE))
-        self.disable()
-        self.assertEqual((), self.gpu_cordons.lift(ONE))
-
     def test_the_first_cordon_on_the_host_stays(self):
         self.gpu_cordons.add(ONE, 'root', 'a fan')
         self.assertEqual((ROOT,), self.gpu_cordons.add(ONE, 'ann', 'more'))
-
-    def test_an_uncordon_ends_what_health_has_begun(self):
-        store.of(self.path).put(ONE, errors=7, cordons=(
-            cordon.Cordon(cordon.Source.HEALTH, 1.0),))
-        self.assertEqual((), self.gpu_cordons.lift(ONE))
-        self.assertEqual(0, store.of(self.path).read(ONE).errors)
 
     def test_a_damaged_record(self):
         self.disable(ONE)

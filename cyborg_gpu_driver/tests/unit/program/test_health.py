@@ -4,11 +4,7 @@
 """The health gpu_health, on simulated machines and a real directory."""
 
 import dataclasses
-import errno
-import json
 import os
-import stat
-from unittest import mock
 
 import fixtures
 
@@ -217,13 +213,6 @@ class ChecksTest(HealthCase):
         self.check(3)
         self.assertEqual(before, os.stat(self.path))
 
-    def test_a_lost_gpu_disturbs_no_other(self):
-        self.machine.lose_gpu(self.name)
-        verdicts = self.check()
-        self.assertEqual([self.first], [address for address in verdicts
-                                        if verdicts[address].is_unhealthy])
-        self.assertEqual('LOST', self.trait())
-
     def test_permanent_is_more_than_transient(self):
         self.event(94)
         self.machine.set_remapped_rows(self.name, failed=True)
@@ -312,20 +301,6 @@ class FileTest(HealthCase):
         self.check()
         self.assertEqual(before, self.said())
 
-    def test_a_damaged_file_is_set_aside(self):
-        self.event(79)
-        with open(self.path, encoding='utf-8') as stream:
-            whole = stream.read()
-        with open(self.path, 'w', encoding='utf-8') as stream:
-            stream.write(whole[:-9])
-        store.of(self.state_path).check()
-        self.gpu_health = self.start()
-        self.assertFalse(self.check()[self.first].is_unhealthy)
-        self.assertEqual(1, len(self.log.about('was moved to')))
-        self.assertTrue(os.path.exists(f'{self.path}.unusable-1'))
-        self.event(62)
-        self.assertEqual('XID_62', self.trait())
-
     def test_without_a_disk_it_goes_on_in_memory(self):
         self.state_path = os.path.join(self.state_path, 'file', 'below')
         with open(os.path.dirname(self.state_path), 'w', encoding='utf-8'):
@@ -341,29 +316,3 @@ class FileTest(HealthCase):
         self.event(62)
         self.assertEqual(3, len(store.Store(self.state_path).read(
             self.first).health.conditions))
-
-    def test_a_full_disk(self):
-        self.event(79)
-        with mock.patch('os.fsync', autospec=True, side_effect=OSError(
-                errno.ENOSPC, os.strerror(errno.ENOSPC))):
-            self.event(119)
-            self.check(2)
-        self.assertEqual(2, len(self.gpu_health.unhealthy(self.first).reasons))
-        self.assertEqual(1, len(store.Store(self.state_path).read(
-            self.first).health.conditions))
-        self.assertEqual(1, len(self.log.about('kept in memory')))
-        self.event(119)
-        self.assertEqual(
-            ['XID_79', 'XID_119'],
-            [item.code for item in store.Store(self.state_path).read(
-                self.first).health.conditions])
-
-    def test_it_reads_like_the_other_files(self):
-        self.event(79)
-        with open(self.path, encoding='utf-8') as stream:
-            document = json.load(stream)
-        self.assertEqual((store.KIND, store.VERSION),
-                         (document['kind'], document['version']))
-        # The group may read the file, because the exporter is in that group.
-        self.assertEqual(0, stat.S_IMODE(os.stat(self.path).st_mode)
-                         & 0o037)

@@ -16,7 +16,6 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -79,13 +78,6 @@ class BindTest(binder_case.BinderCase):
             self.assertEqual(([], []), self.truth())
         self.assert_quiet()
 
-    def test_full_is_refused_with_what_is_in_the_way(self):
-        self.binder.bind(*self.handle('4g.20gb'))
-        error = self.assertRaises(exception.BindRefused, self.binder.bind,
-                                  *self.handle('7g.40gb'))
-        self.assertIn('4g.20gb@0', str(error))
-        self.assert_quiet()
-
     def test_an_instance_made_by_somebody_else_is_seen_and_left(self):
         device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
         pynvml.nvmlDeviceCreateGpuInstance(device, 19)
@@ -107,31 +99,6 @@ class BindTest(binder_case.BinderCase):
         pynvml.nvmlGpuInstanceDestroy(instance)
         self.binder.bind(*self.handle('7g.40gb'))
         self.assertEqual([(0, 0)], self.truth()[0])
-
-    def test_a_change_that_a_dead_process_left_is_rolled_back_first(self):
-        self.stranger(0, 0, 8)
-        self.live.refresh()
-        made = spec.MigInstanceSpec(model.Placement(0, 8), 0)
-        self.records.put(self.address, change=gpu_record.Change(
-            self.address, spec.MigLayout(True, True), touched=(made,),
-            boot=self.node.platform.boot_id()))
-        self.binder.bind(*self.handle('1g.5gb'))
-        self.assertIsNone(self.records.read(self.address).change)
-        self.assertEqual([(19, 6)], self.truth()[0])
-
-    def test_a_vf_that_somebody_uses_is_refused(self):
-        handle = self.handle('1g.5gb')
-        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
-        pynvml.nvmlDeviceCreateGpuInstance(device, 19)
-        foreign = str(uuid.uuid4())
-        privileged_vgpu.create_mdev(handle[0], handle[1], foreign)
-        self.live.refresh()
-        before = self.truth()
-        error = self.assertRaises(exception.BindRefused, self.binder.bind,
-                                  *handle)
-        self.assertIn(foreign, str(error))
-        self.assertEqual(before, self.truth())
-        self.assertEqual((), self.records.claims())
 
     def test_a_vgpu_on_anothers_instance_is_exchanged(self):
         # The NVIDIA driver puts a vGPU on any free instance of its profile.
@@ -236,23 +203,6 @@ class BindTest(binder_case.BinderCase):
                          self.node.health.unhealthy_instances(self.address))
         self.assertEqual((), self.records.claims())
 
-    def test_a_stranger_that_is_quicker_is_left_alone(self):
-        # Another tool takes the place after the binder has read the GPU and
-        # before the binder creates its instance.
-        create = 'nvmlDeviceCreateGpuInstanceWithPlacement'
-        taken = []
-
-        def take(_seconds):
-            if not taken:
-                taken.append(True)
-                self.stranger(19, 6, 1)
-
-        self.machine.faults.delay(create, 1, sleep=take)
-        self.binder.bind(*self.handle('1g.5gb'))
-        self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
-        self.binder.unbind(*self.handle('1g.5gb'))
-        self.assertEqual([(19, 6)], self.truth()[0])
-
     def strangers_come_first(self, *starts):
         """Let another tool take each place just before the binder does."""
         places, taking = list(starts), []
@@ -334,17 +284,6 @@ class BindTest(binder_case.BinderCase):
         self.assert_quiet()
         self.assertEqual([(9, 4)], self.belief()[0])
 
-    def test_an_mdev_that_is_not_ours_is_not_taken_over(self):
-        handle = self.handle('1g.5gb')
-        device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
-        pynvml.nvmlDeviceCreateGpuInstance(device, 19)
-        privileged_vgpu.create_mdev(*handle)
-        before = self.truth()
-        error = self.assertRaises(exception.BindRefused, self.binder.bind,
-                                  *handle)
-        self.assertIn('did not create', str(error))
-        self.assertEqual(before, self.truth())
-
     def test_an_mdev_of_that_name_on_another_gpu(self):
         handle = self.handle('1g.5gb')
         other = model.PciAddress.parse('0000:0f:00.0')
@@ -357,14 +296,6 @@ class BindTest(binder_case.BinderCase):
         self.assertIn('an mdev with that UUID exists', str(error))
         self.assertEqual(([], []), self.truth())
         self.assertEqual((), self.records.claims())
-
-    def test_without_a_journal_the_mdev_goes_and_the_instance_stays(self):
-        handle = self.handle('1g.5gb')
-        self.binder.bind(*handle)
-        self.records.remove_claims(handle[2])
-        self.binder.unbind(*handle)
-        self.assertEqual(([(19, 6)], []), self.truth())
-        self.assertEqual([self.address] * 2, self.published)
 
     def test_the_health_of_an_instance_ends_with_it(self):
         handle = self.handle('1g.5gb')
@@ -437,6 +368,9 @@ class MdevctlTest(binder_case.BinderCase):
         self.records.remove_claims(self.bound[2])
         self.binder.unbind(*self.bound)
         self.assertEqual((), self.machine.defined_mdevs)
+        # The instance that it may have used is kept.
+        self.assertEqual(([(19, 6)], []), self.truth())
+        self.assertEqual([self.address] * 2, self.published)
 
     def test_it_stays_while_a_guest_holds_the_mdev(self):
         self.machine.start_guest(self.bound[2])
@@ -467,38 +401,3 @@ class MdevctlTest(binder_case.BinderCase):
         self.assertRaises(exception.SysfsError, self.binder.bind,
                           *self.handle('2g.10gb'))
         self.assertEqual(0, self.machine.calls['mdevctl'])
-
-
-class TimeSlicedTest(binder_case.BinderCase):
-
-    machine = 't4x4'
-    gpu = '0000:3b:00.0'
-    policy = policy.Policy('p', policy.Mode.VGPU,
-                           vgpu_types=('T4-4C', 'T4-8C'))
-
-    def test_types_exclude_each_other_until_the_last_is_gone(self):
-        self.assertEqual({'T4-4C': 4, 'T4-8C': 2}, self.creatable())
-        handles = [self.handle('T4-4C', number) for number in range(4)]
-        for left, handle in zip((3, 2, 1, 0), handles, strict=True):
-            self.binder.bind(*handle)
-            self.assertEqual({'T4-4C': left, 'T4-8C': 0}, self.creatable())
-        before = self.truth()
-        self.assertRaises(exception.GpuDriverError, self.binder.bind,
-                          *self.handle('T4-8C'))
-        self.assertEqual(before, self.truth())
-        # The kernel's current figures must not outlive the vGPUs.
-        self.live.refresh()
-        for left, handle in zip((1, 2, 3, 4), handles, strict=True):
-            self.binder.unbind(*handle)
-            self.assertEqual(left, self.creatable()['T4-4C'])
-        self.assertEqual({'T4-4C': 4, 'T4-8C': 2}, self.creatable())
-        self.assert_quiet()
-
-    def test_a_write_that_fails(self):
-        for after in (False, True):
-            self.machine.faults.fail_write('*/create', errno.EIO,
-                                           after=after)
-            self.assertRaises(exception.SysfsError, self.binder.bind,
-                              *self.handle('T4-4C'))
-            self.assertEqual(([], []), self.truth())
-            self.assert_quiet()

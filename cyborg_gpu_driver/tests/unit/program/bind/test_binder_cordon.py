@@ -31,10 +31,3 @@ class CordonTest(binder_case.BinderCase):
         self.gpu_cordons.lift(self.address)
         self.binder.bind(*new)
         self.assertEqual(1, len(self.truth()[1]))
-
-    def test_a_gpu_that_is_disabled_in_cyborg(self):
-        self.gpu_cordons.note_disabled(frozenset({self.address}))
-        error = self.assertRaises(exception.BindRefused, self.binder.bind,
-                                  *self.handle('1g.5gb'))
-        self.assertIn('disabled in Cyborg', str(error))
-        self.assertEqual([self.address], self.published)

@@ -3,7 +3,6 @@
 """vGPUs that take a whole GPU on NVSwitches, and their partitions."""
 
 import dataclasses
-import random
 import uuid
 
 import fixtures
@@ -308,62 +307,6 @@ class RestartTest(FabricCase):
         self.restorer().restore(self.live.gpu(self.address), None)
         self.assert_active(self.partition)
         self.assertEqual(self.bound[0], self.truth()[1][0][1])
-
-
-class WalkTest(FabricCase):
-
-    operations = 60
-
-    def test_owners_and_partitions_agree(self):
-        """Run random binds, unbinds and restarts, and check each report."""
-        draw = random.Random(17)
-        handles = [self.handle(_WHOLE, number) for number in range(2)]
-        for _ in range(self.operations):
-            handle = draw.choice(handles)
-            match draw.randrange(10):
-                case 0 | 1:
-                    self.attempt(self.binder.bind, *handle)
-                case 2 | 3:
-                    self.attempt(self.binder.unbind, *handle)
-                case 4:
-                    self.machine.start_fabric_manager(
-                        restart=draw.random() < 0.5)
-                case 5:
-                    self.restart()
-                case 6:
-                    self.reboot()
-                case _:
-                    self.machine.faults.fail(
-                        draw.choice(('fmActivateFabricPartitionWithVFs',
-                                     'fmDeactivateFabricPartition')), _LOST,
-                        after=draw.random() < 0.5)
-            self.live.refresh()
-            self.keep()
-            self.binder.recover()
-            self.machine.faults.clear()
-            self.keep()
-            bound = [entry for entry in self.records.claims()
-                     if entry.phase is gpu_record.Phase.BOUND]
-            self.assertEqual(
-                {str(entry.fabric_partition): [str(entry.function)]
-                 for entry in bound}, self.active())
-
-    def reboot(self):
-        self.machine.reboot()
-        self.machine.sriov_manage('ALL')
-        self.live.refresh()
-        self.attempt(self.restorer().restore,
-                     self.live.gpu(self.address), None)
-
-    def active(self):
-        with self.machine.operation():
-            return dict(self.machine.state.fabric.active)
-
-    def attempt(self, function, *args):
-        try:
-            function(*args)
-        except exception.GpuDriverError:
-            self.machine.faults.clear()
 
 
 class OtherBoardsTest(binder_case.BinderCase):

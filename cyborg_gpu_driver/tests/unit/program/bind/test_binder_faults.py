@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Binds and unbinds with everything going wrong."""
+"""Binds and unbinds in which NVML, the kernel or the process fails."""
 
 import dataclasses
 import errno
@@ -21,91 +21,138 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
+_CREATE = 'nvmlDeviceCreateGpuInstanceWithPlacement'
+_ERRNOS = (errno.EIO, errno.ENOSPC, errno.EINVAL, errno.EBUSY, errno.EPERM)
+_REFUSALS = (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+             pynvml.NVML_ERROR_NO_PERMISSION,
+             pynvml.NVML_ERROR_INVALID_ARGUMENT,
+             pynvml.NVML_ERROR_UNINITIALIZED)
+"""With these, NVML reports that it created nothing."""
 _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
-          pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
-          pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_TIMEOUT,
-          pynvml.NVML_ERROR_INVALID_ARGUMENT,
-          pynvml.NVML_ERROR_UNINITIALIZED)
+          pynvml.NVML_ERROR_TIMEOUT, *_REFUSALS)
 
 
-class FailingBindTest(binder_case.BinderCase):
-    """Each call of a bind fails with each code, before or after its effect."""
+class FaultCase(binder_case.BinderCase):
+    """A bind of one slice beside another one."""
 
-    def attempt(self):
-        handle = self.handle('2g.10gb')
+    codes = _CODES
+    write = '*/create'
+    """The file with which the kernel makes a vGPU."""
+    profiles = ('1g.5gb', '2g.10gb')
+
+    def setUp(self):
+        super().setUp()
+        self.asked = self.handle(self.profiles[1])
+        self.binder.bind(*self.handle(self.profiles[0]))
+        self.before = self.truth()
+
+    def attempt(self, action):
         try:
-            self.binder.bind(*handle)
+            action(*self.asked)
         except exception.GpuDriverError as error:
             self.assertNotEqual('', str(error))
             return False
         return True
 
-    def test_each_nvml_call(self):
-        self.binder.bind(*self.handle('1g.5gb'))
-        before = self.truth()
-        pattern = self.calls(self.attempt)
-        self.binder.unbind(*self.handle('2g.10gb'))
-        tried = 0
+    def bind(self):
+        return self.attempt(self.binder.bind)
+
+    def unbind(self):
+        return self.attempt(self.binder.unbind)
+
+    def assert_undone(self, *where):
+        self.machine.faults.clear()
+        self.binder.recover()
+        self.live.refresh()
+        self.assertEqual(self.before, self.truth(), where)
+        self.assert_quiet()
+
+    def each_call(self, pattern):
+        """Let each call of NVML fail in turn, before or after its effect."""
         for symbol, count in pattern.items():
-            for nth in range(1, count + 1):
-                for code in _CODES:
-                    for after in (False, True):
-                        tried += 1
-                        self._one(before, symbol, nth, code, after)
-        self.assertGreater(tried, 20)
+            for nth, code, after in itertools.product(
+                    range(1, count + 1), self.codes, (False, True)):
+                yield symbol, nth, code, after
+
+
+class FaultTests:
+    """Whatever fails, a bind or unbind leaves what was there before."""
+
+    def test_each_nvml_call_of_a_bind(self):
+        pattern = self.calls(self.bind)
+        self.unbind()
+        for symbol, nth, code, after in self.each_call(pattern):
+            self.machine.faults.fail(symbol, code, nth, after=after)
+            if self.bind():
+                # A retry inside the bind may have avoided the fault, or it
+                # was in the reading after the bind.
+                self.machine.faults.clear()
+                self.unbind()
+            if after and code in _REFUSALS and symbol == _CREATE:
+                # NVML has created it nevertheless, and the binder takes the
+                # instance for another tool's.
+                self.remove_strangers()
+            self.assert_undone(symbol, nth, code, after)
+
+    def remove_strangers(self):
+        self.machine.faults.clear()
+        self.live.refresh()
+        for instance in self.live.gpu(self.address).mig.instances:
+            place = instance.profile_id, instance.placement.start
+            if place not in self.before[0]:
+                privileged.destroy_gpu_instance(self.gpu,
+                                                instance.instance_id)
+
+    def test_each_nvml_call_of_an_unbind(self):
+        self.bind()
+        pattern = self.calls(self.unbind)
+        for symbol, nth, code, after in self.each_call(pattern):
+            self.assertTrue(self.bind())
+            self.machine.faults.fail(symbol, code, nth, after=after)
+            self.unbind()
+            self.assert_undone(symbol, nth, code, after)
+
+    def test_each_write_of_a_bind(self):
+        for code, after in itertools.product(_ERRNOS, (False, True)):
+            self.machine.faults.fail_write(self.write, code, after=after)
+            self.assertFalse(self.bind())
+            # The bind itself undoes its changes, without recover().
+            self.assertEqual(self.before, self.truth())
+            self.assert_undone(code, after)
+        self.assertTrue(self.bind())
+
+    def test_a_process_that_dies(self):
+        class Died(BaseException):
+            """An end that no rollback catches, like SIGKILL."""
+
+        for name in ('create_instance', 'create_vgpu', 'instance_under'):
+            step = getattr(self.node.claimed_vgpus, name)
+
+            def die(*args, step=step):
+                step(*args)
+                raise Died
+
+            setattr(self.node.claimed_vgpus, name, die)
+            self.assertRaises(Died, self.binder.bind, *self.asked)
+            self.restart()
+            self.assert_undone(name)
+
+
+class MdevTest(FaultTests, FaultCase):
 
     def test_an_instance_that_is_not_there_after_its_creation(self):
-        before = self.truth()
         self.machine.faults.fail(faults.VANISHES, 0, times=None)
-        self.assertFalse(self.attempt())
-        self.binder.recover()
-        self.live.refresh()
-        self.assertEqual(before, self.truth())
-        self.assert_quiet()
+        self.assertFalse(self.bind())
+        self.assert_undone()
         # A bind reads the instance back, and tries again once.
-        self.machine.faults.clear()
         self.machine.faults.fail(faults.VANISHES, 0)
-        self.assertTrue(self.attempt())
-        self.assertEqual(1, len(self.truth()[0]))
-
-    def _one(self, before, symbol, nth, code, after):
-        where = (symbol, nth, code, after)
-        self.machine.faults.fail(symbol, code, nth, after=after)
-        bound = self.attempt()
-        self.machine.faults.clear()
-        if bound:
-            # A retry inside the bind may have avoided the fault, or it was in
-            # the reading after the bind.
-            self.live.refresh()
-            self.binder.unbind(*self.handle('2g.10gb'))
-        if (after and symbol == 'nvmlDeviceCreateGpuInstanceWithPlacement'
-                and code in (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
-                             pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                             pynvml.NVML_ERROR_UNINITIALIZED,
-                             pynvml.NVML_ERROR_NO_PERMISSION)):
-            # NVML reported that it created nothing, although it did. The
-            # binder takes such an instance for another tool's and leaves it
-            # alone.
-            self._remove_stranger(before)
-        self.binder.recover()
-        self.live.refresh()
-        self.assertEqual(before, self.truth(), where)
-        self.assert_quiet()
-
-    def _remove_stranger(self, before):
-        self.live.refresh()
-        gpu = self.live.gpu(self.address)
-        for instance in gpu.mig.instances:
-            place = (instance.profile_id, instance.placement.start)
-            if place not in before[0]:
-                privileged.destroy_gpu_instance(
-                    self.gpu, instance.instance_id)
+        self.assertTrue(self.bind())
+        self.assertEqual(2, len(self.truth()[0]))
 
     def test_nvml_is_closed_meanwhile_for_another_gpu(self):
         """NVML is closed before each call in turn, as sriov-manage needs."""
-        before = self.truth()
-        pattern = self.calls(self.attempt)
-        self.binder.unbind(*self.handle('2g.10gb'))
+        pattern = self.calls(self.bind)
+        self.unbind()
         for symbol, reopened in itertools.product(pattern, (False, True)):
             closed = []
 
@@ -119,27 +166,15 @@ class FailingBindTest(binder_case.BinderCase):
                         nvml.device_count()
 
             self.machine.faults.delay(symbol, 0, close_once)
-            self.assertTrue(self.attempt(), (symbol, reopened))
+            self.assertTrue(self.bind(), (symbol, reopened))
             self.machine.faults.clear()
-            self.binder.unbind(*self.handle('2g.10gb'))
-            self.assertEqual((before, True), (self.truth(), bool(closed)))
+            self.unbind()
+            self.assertEqual((self.before, True),
+                             (self.truth(), bool(closed)))
         self.assert_quiet()
-
-    def test_each_write_to_sysfs(self):
-        before = self.truth()
-        for code in (errno.EIO, errno.ENOSPC, errno.EINVAL, errno.EPERM,
-                     errno.EBUSY):
-            for after in (False, True):
-                self.machine.faults.fail_write('*/create', code, after=after)
-                self.assertFalse(self.attempt())
-                self.machine.faults.clear()
-                self.assertEqual(before, self.truth(), (code, after))
-                self.assert_quiet()
-        self.assertTrue(self.attempt())
 
     def test_a_creation_that_the_bind_has_given_up(self):
         """It ends later, in the privileged process."""
-        before = self.truth()
         create, begun, may_end = (privileged.create_gpu_instance,
                                   threading.Event(), threading.Event())
 
@@ -162,33 +197,26 @@ class FailingBindTest(binder_case.BinderCase):
                                    'create_gpu_instance', give_up),
               fixtures.MonkeyPatch('cyborg_gpu_driver.program.privileged.gpu.'
                                    '_LATE_SECONDS', 0.0)):
-            self.assertFalse(self.attempt())
+            self.assertFalse(self.bind())
             self.binder.recover()
         may_end.set()
         late[0].join()
-        self.assertNotEqual(before, self.truth())
-        self.binder.recover()
-        self.live.refresh()
-        self.assertEqual(before, self.truth())
-        self.assert_quiet()
-        self.assertTrue(self.attempt())
+        self.assertNotEqual(self.before, self.truth())
+        self.assert_undone()
+        self.assertTrue(self.bind())
 
     def test_an_undo_that_fails_too_is_finished_later(self):
-        before = self.truth()
         for remaining in (1, 3):
-            self.machine.faults.fail_write('*/create', errno.EIO)
+            self.machine.faults.fail_write(self.write, errno.EIO)
             self.machine.faults.fail(
                 'nvmlGpuInstanceDestroy', pynvml.NVML_ERROR_UNKNOWN,
                 times=remaining)
-            self.assertFalse(self.attempt())
-            self.assertEqual([(14, 4)], self.truth()[0])
+            self.assertFalse(self.bind())
+            self.assertIn((14, 4), self.truth()[0])
             for _ in range(remaining):
                 self.restart()
                 self.binder.recover()
-            self.machine.faults.clear()
-            self.assertEqual(before, self.truth())
-            self.live.refresh()
-            self.assert_quiet()
+            self.assert_undone()
 
     def test_a_journal_that_cannot_be_written_stops_before_hardware(self):
         before = self.truth()
@@ -203,75 +231,89 @@ class FailingBindTest(binder_case.BinderCase):
         self.assertEqual(before, self.truth())
 
 
-class FailingUnbindTest(binder_case.BinderCase):
+class VfioTest(FaultTests, FaultCase):
+
+    machine = 'a100x4-vfio'
+    gpu = '0000:31:00.0'
+    codes = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
+             *_REFUSALS[:2])
+    write = '*/current_vgpu_type'
+    profiles = ('1g.10gb', '2g.20gb')
+
+    def each_read(self, action):
+        """Let each read of the vendor's files fail in turn.
+
+        :param action: called with the path and the number of that read.
+        """
+        for path in ('*/current_vgpu_type', '*/gpu_instance_id'):
+            nth, seen = 0, 0
+            while seen >= nth:
+                nth += 1
+                self.machine.faults.fail_read(path, errno.EIO, nth)
+                (fault,) = self.machine.faults._faults
+                action((path, nth))
+                seen = fault.seen
+            self.assertGreater(nth, 1, path)
+
+    def test_each_read_of_a_bind(self):
+        def action(where):
+            if self.bind():
+                self.machine.faults.clear()
+                self.unbind()
+            self.assert_undone(*where)
+
+        self.each_read(action)
+
+    def test_each_read_of_an_unbind(self):
+        def action(where):
+            self.machine.faults._faults, faults = (
+                [], self.machine.faults._faults)
+            self.assertTrue(self.bind())
+            self.machine.faults._faults = faults
+            self.unbind()
+            self.assert_undone(*where)
+
+        self.each_read(action)
+
+    def test_each_write_of_an_unbind(self):
+        for code, after in itertools.product(_ERRNOS, (False, True)):
+            self.assertTrue(self.bind())
+            self.machine.faults.fail_write(self.write, code, after=after)
+            self.assertFalse(self.unbind())
+            self.assert_undone(code, after)
+
+    def test_an_undo_that_fails_too_is_finished_later(self):
+        # The write of the type takes effect but reports an error. Clearing the
+        # type then fails twice.
+        self.machine.faults.fail_write(self.write, errno.EIO, after=True)
+        self.machine.faults.fail_write(self.write, errno.EIO, nth=2, times=2)
+        self.assertFalse(self.bind())
+        self.restart()
+        self.binder.recover()
+        self.assertNotEqual(self.before, self.truth())
+        self.assert_undone()
+
+
+class LeftTest(binder_case.BinderCase):
+    """What an unbind finds is not always what the bind has made."""
 
     def setUp(self):
         super().setUp()
         self.bound = self.handle('2g.10gb')
         self.binder.bind(*self.bound)
 
-    def unbind(self):
-        try:
+    def test_an_instance_of_the_same_id_or_place_is_not_destroyed(self):
+        for number, stale in enumerate(({'placement': model.Placement(0, 2)},
+                                        {'instance_id': 99})):
+            claim = self.records.claim(self.bound[2])
+            privileged_vgpu.remove_mdev(self.bound[2])
+            self.records.put_claims(dataclasses.replace(claim, **stale))
+            before = self.truth()
             self.binder.unbind(*self.bound)
-        except exception.GpuDriverError:
-            return False
-        return True
-
-    def test_each_nvml_call(self):
-        pattern = self.calls(self.binder.unbind, *self.bound)
-        for symbol, count in pattern.items():
-            for nth in range(1, count + 1):
-                for code in _CODES:
-                    for after in (False, True):
-                        self.binder.bind(*self.bound)
-                        self.machine.faults.fail(symbol, code, nth,
-                                                 after=after)
-                        self.unbind()
-                        self.machine.faults.clear()
-                        self.binder.recover()
-                        self.assertEqual(([], []), self.truth(),
-                                         (symbol, nth, code, after))
-                        self.live.refresh()
-                        self.assert_quiet()
-
-    def test_a_guest_that_still_holds_it_is_not_disturbed(self):
-        held = self.truth()
-        self.machine.start_guest(self.bound[2])
-        self.assertFalse(self.unbind())
-        self.assertEqual(held, self.truth())
-        self.binder.recover()
-        self.assertEqual(held, self.truth())
-        error = self.assertRaises(exception.GpuDriverError,
-                                  self.binder.bind, *self.bound)
-        self.assertIn('its VFIO device is open', str(error))
-        self.assertEqual((), self.machine.damage)
-        self.machine.stop_guest(self.bound[2])
-        self.binder.recover()
-        self.assertEqual(([], []), self.truth())
-        self.binder.bind(*self.bound)
-        self.assertEqual(held, self.truth())
-
-    def test_an_instance_id_that_is_reused_is_not_destroyed(self):
-        entry = self.records.claim(self.bound[2])
-        privileged_vgpu.remove_mdev(self.bound[2])
-        # By now another instance has the id of the one that the bind created.
-        self.records.put_claims(dataclasses.replace(
-            entry, placement=model.Placement(0, 2)))
-        before = self.truth()
-        self.assertTrue(self.unbind())
-        self.assertEqual(before, self.truth())
-        self.assertEqual((), self.records.claims())
-
-    def test_another_instance_at_the_old_place_is_not_destroyed(self):
-        entry = self.records.claim(self.bound[2])
-        # By now another instance is at the place of the one that the bind
-        # created.
-        self.records.put_claims(dataclasses.replace(
-            entry, instance_id=entry.instance_id + 1))
-        instances, _ = self.truth()
-        self.assertTrue(self.unbind())
-        self.assertEqual((instances, []), self.truth())
-        self.assertEqual((), self.records.claims())
+            self.assertEqual(before, self.truth())
+            self.assertEqual((), self.records.claims())
+            if not number:
+                self.binder.bind(*self.bound)
 
     def test_leftovers_on_another_gpu_are_not_removed_without_its_lock(self):
         (other,) = {gpu.address for gpu in self.live.host().gpus
@@ -342,55 +384,3 @@ class UnexpectedErrorTest(binder_case.BinderCase):
                           *self.asked)
         self.assertEqual([(14, 4)], self.truth()[0])
         self.assert_returned()
-
-
-class CrashTest(binder_case.BinderCase):
-    """The next process finishes what a dead process began."""
-
-    def test_each_phase_of_a_bind(self):
-        done = self.handle('1g.5gb')
-        self.binder.bind(*done)
-        before = self.truth()
-        handle = self.handle('3g.20gb')
-        for stop in ('create_instance', 'create_vgpu', 'put_claims'):
-            self._die_at(stop, handle)
-            self.restart()
-            self.binder.recover()
-            self.live.refresh()
-            self.assertEqual(before, self.truth(), stop)
-            self.assert_quiet()
-            self.binder.bind(*handle)
-            self.binder.unbind(*handle)
-
-    def _die_at(self, stop, handle):
-        """Let the process die right after a step, without a rollback."""
-        class Died(BaseException):
-            """An end that no rollback catches, like SIGKILL."""
-
-        parts, records = self.node.claimed_vgpus, self.records
-        owner = records if stop == 'put_claims' else parts
-        step = getattr(owner, stop)
-        seen = []
-
-        def die(*args):
-            result = step(*args)
-            seen.append(result)
-            # The first put comes before the hardware changes, the second one
-            # after.
-            if stop != 'put_claims' or len(seen) == 1:
-                raise Died
-            return result
-
-        setattr(owner, stop, die)
-        self.assertRaises(Died, self.binder.bind, *handle)
-
-    def test_a_bind_that_was_complete_stays(self):
-        handle = self.handle('3g.20gb')
-        self.binder.bind(*handle)
-        bound = self.truth()
-        self.restart()
-        self.binder.recover()
-        self.assertEqual(bound, self.truth())
-        self.assert_quiet()
-        self.binder.unbind(*handle)
-        self.assertEqual(([], []), self.truth())

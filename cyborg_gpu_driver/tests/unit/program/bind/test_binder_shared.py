@@ -74,15 +74,6 @@ class SharingTests:
         self.live.refresh()
         self.assertEqual(view, self.belief())
 
-    def test_sizes_do_not_meet_on_an_instance(self):
-        self.binder.bind(*self.small[0])
-        self.binder.bind(*self.large[0])
-        self.assertEqual(2, self.instances())
-        self.assertEqual({'DC-1-8Q': 8, 'DC-1-12Q': 5}, self.creatable())
-        self.binder.bind(*self.small[1])
-        self.binder.bind(*self.large[1])
-        self.assertEqual(2, self.instances())
-
     def test_every_order_of_releases(self):
         for order in itertools.permutations(range(4)):
             for handle in self.small[:4]:
@@ -154,16 +145,6 @@ class SharingTests:
         self.assert_quiet()
         self.binder.bind(*self.small[1])
         self.assertEqual(1, self.instances())
-
-    def test_a_restart_knows_what_is_shared(self):
-        for handle in self.small[:2]:
-            self.binder.bind(*handle)
-        self.restart()
-        self.binder.bind(*self.small[2])
-        self.assertEqual(1, self.instances())
-        for handle in self.small[:3]:
-            self.binder.unbind(*handle)
-        self.assertEqual(([], []), self.truth())
 
 
 class MdevTest(SharingTests, SharedCase):

@@ -38,41 +38,6 @@ class MigTest(VfioCase):
 
     gpu = '0000:31:00.0'
 
-    def test_bind_and_unbind(self):
-        empty = self.truth()
-        handle = self.handle('3g.40gb')
-        self.binder.bind(*handle)
-        self.assertEqual(
-            ([(9, 4)], [(None, handle[0], int(handle[1].split('-')[1]))]),
-            self.truth())
-        self.assert_quiet()
-        view = self.belief()
-        self.live.refresh()
-        self.assertEqual(view, self.belief())
-        (entry,) = self.records.claims()
-        self.assertTrue(entry.vfio)
-        self.binder.unbind(*handle)
-        self.assertEqual(empty, self.truth())
-        self.assert_quiet()
-        self.assertEqual([self.address] * 2, self.published)
-        self.assertEqual(0, self.machine.calls['mdevctl'])
-
-    def test_all_that_fits_and_no_more(self):
-        handles = [self.handle('1g.10gb', number) for number in range(7)]
-        for left, handle in zip(range(6, -1, -1), handles, strict=True):
-            self.binder.bind(*handle)
-            self.assertEqual(left, self.creatable()['1g.10gb'])
-        before = self.truth()
-        self.assertRaises(exception.BindRefused, self.binder.bind,
-                          *self.handle('2g.20gb'))
-        self.assertEqual(before, self.truth())
-        for handle in handles:
-            self.binder.bind(*handle)
-        self.assertEqual(before, self.truth())
-        for handle in handles:
-            self.binder.unbind(*handle)
-        self.assertEqual(([], []), self.truth())
-
     def test_a_bind_makes_few_nvml_calls(self):
         calls = self.calls(self.binder.bind, *self.handle('1g.10gb'))
         self.assertLessEqual(sum(calls.values()), self.bind_calls, calls)
@@ -302,13 +267,6 @@ class OwnershipTest(VfioCase):
         self.binder.bind(*self.used_by(self.bound, 1))
         self.assert_quiet()
 
-    def test_a_guest_that_still_runs(self):
-        self.binder.bind(*self.bound)
-        self.machine.start_guest(self.bound[0])
-        self.assert_kept()
-        self.machine.stop_guest(self.bound[0])
-        self.assert_freed()
-
     def test_a_process_that_has_the_device_open(self):
         self.binder.bind(*self.bound)
         self.machine.open_vfio(self.bound[0], 4711)
@@ -414,16 +372,3 @@ class OwnershipTest(VfioCase):
             self.assertEqual((), self.records.claims())
             self.binder.unbind(*self.bound)
             self.assertEqual(held, self.truth())
-
-    def test_types_of_other_sizes_exclude_each_other(self):
-        self.assertEqual({'A100D-20C': 4, 'A100D-40C': 2},
-                         self.creatable())
-        self.binder.bind(*self.bound)
-        self.assertEqual({'A100D-20C': 0, 'A100D-40C': 1},
-                         self.creatable())
-        self.live.refresh()
-        self.assertEqual({'A100D-20C': 0, 'A100D-40C': 1},
-                         self.creatable())
-        self.binder.unbind(*self.bound)
-        self.assertEqual({'A100D-20C': 4, 'A100D-40C': 2},
-                         self.creatable())

@@ -2,7 +2,6 @@
 
 
 import dataclasses
-import itertools
 import json
 import logging
 
@@ -59,12 +58,6 @@ class OfferTest(group_case.GroupCase):
             self.report()
             self.assert_sound()
             self.assertEqual(set(GROUPS), self.free(), group)
-
-    def test_groups_that_share_no_gpu(self):
-        for group in (*PAIRS[:2], QUADS[1]):
-            self.bind(*group)
-        self.assert_sound()
-        self.assertEqual(set(), self.free())
 
 
 class BindTest(group_case.GroupCase):
@@ -256,17 +249,6 @@ class BindTest(group_case.GroupCase):
                 exception.InvalidValue, self.running.binder.bind, function,
                 text, handle)
 
-    def test_two_binds_wait_for_each_other_in_one_order(self):
-        """No bind waits twice for a lock, whichever handle is first."""
-        first, second = self.handle(1, 2, 3, 4), self.handle(2, 4)
-        for one, two in itertools.permutations((first, second)):
-            self.running.binder.bind(*one)
-            self.assertRaises(exception.BindRefused,
-                              self.running.binder.bind, *two)
-            self.running.binder.unbind(*one)
-            self.report()
-            self.assert_sound()
-
 
 class KeepTest(group_case.GroupCase):
 
@@ -278,15 +260,6 @@ class KeepTest(group_case.GroupCase):
             self.world.start_fabric_manager(restart=restart)
             self.report()
             self.assert_sound()
-
-    def test_after_a_restart_of_the_host(self):
-        self.bind(1, 3)
-        self.world.reboot()
-        self.begin()
-        self.assert_sound()
-        self.assertEqual((3,), self.world.active_partitions)
-        self.bind(2, 4)
-        self.assert_sound()
 
     def test_before_nova_starts_servers_after_a_boot(self):
         self.bind(1, 3)
@@ -418,16 +391,6 @@ class PreparedTest(group_case.GroupCase):
 
     def test_they_keep_their_groups(self):
         self.assertEqual(set(GROUPS), self.free())
-
-
-class PreparedBridgeTest(PreparedTest):
-
-    host = 'h100nvlx2'
-
-    def test_they_keep_their_groups(self):
-        self.assertEqual([1, 1, 2], sorted(
-            len(offer.members) for offer in self.offers()
-            if offer.creatable))
 
 
 class BridgeTest(group_case.GroupCase):

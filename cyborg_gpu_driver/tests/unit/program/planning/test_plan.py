@@ -155,10 +155,6 @@ class FunctionTest(base.BaseTestCase):
         return plan.plan(gpu, (offer,), offer, _asked(), entries,
                          '').function
 
-    def test_the_handles_own_is_taken_if_it_is_empty(self):
-        for framework in (_MDEV, _VFIO):
-            self.assertEqual(_VFS[0], self.function(_gpu(framework)))
-
     def test_a_server_is_given_no_other_function(self):
         for framework in (_MDEV, _VFIO):
             entry = _entry(1, 0, 1, function=_VFS[0],

@@ -117,15 +117,6 @@ class DriverTest(base.BaseTestCase):
                           ('drivers/nvidia/bind', _GPU)],
                          self.kernel.written)
 
-    def test_a_gpu_on_vfio_is_reset_and_stays_there(self):
-        privileged_driver.bind(_GPU, 'vfio-pci')
-        self.kernel.written.clear()
-        privileged_driver.reset(_GPU)
-        self.assertEqual([('drivers/vfio-pci/unbind', _GPU),
-                          (f'devices/{_GPU}/reset', '1'),
-                          ('drivers/vfio-pci/bind', _GPU)],
-                         self.kernel.written)
-
     def test_the_driver_decides_and_not_what_proc_shows(self):
         self.held = ((4711, 'python'),)
         privileged_driver.reset(_GPU)

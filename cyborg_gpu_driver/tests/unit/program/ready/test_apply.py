@@ -30,31 +30,6 @@ class ApplyTest(layouts.LayoutCase):
             {9: [(0, 1), (1, 1), (2, 1)], 14: [(0, 2)]},
             {profile: compute for _, _, profile, compute in instances})
 
-    def test_second_apply_makes_no_mutating_call(self):
-        self.apply(_3g_40gb=1, _1g_10gb=2)
-        before = self.serials()
-        self.machine.reset_calls()
-        self.assertIs(apply.Status.UNCHANGED,
-                      self.apply(_3g_40gb=1, _1g_10gb=2))
-        self.assertEqual(0, self.mutating_calls())
-        self.assertEqual(before, self.serials())
-
-    def test_what_is_right_already_is_kept(self):
-        self.apply(_3g_40gb=1, _1g_10gb=4)
-        (big,) = [key for key in self.serials() if key[1] == 9]
-        before = self.serials()[big]
-        self.assertIs(apply.Status.CHANGED,
-                      self.apply(_3g_40gb=1, _2g_20gb=2))
-        self.assertEqual(before, self.serials()[big])
-
-    def test_mig_mode_on_with_reset_and_off_again(self):
-        self.load(self._without_mig())
-        self.restart()
-        self.assertIs(apply.Status.CHANGED, self.apply(_7g_80gb=1))
-        self.assertEqual((True, True, [(0, 8, 0, [(0, 7)])]), self.truth())
-        self.assertIs(apply.Status.CHANGED, self.apply(enabled=False))
-        self.assertEqual((False, False, []), self.truth())
-
     def test_skipped_reset_leaves_the_mode_pending(self):
         self.load(self._without_mig())
         self.restart()
@@ -162,14 +137,6 @@ class RefusalTest(layouts.LayoutCase):
         self.refused(exception.ChangeRefused,
                      f'process {os.getpid()}', '3g.40gb', _7g_80gb=1)
 
-    def test_instance_in_use_is_kept_where_it_can_be(self):
-        self.machine.add_process(self.address, 4711, self.second, 0)
-        place = self.machine.gpu(self.address).state.instances[
-            self.second].start
-        before = self.serials()[place, 9]
-        self.apply(_3g_40gb=1, _1g_10gb=3)
-        self.assertEqual(before, self.serials()[place, 9])
-
     def test_instance_bound_to_a_handle(self):
         state = self.machine.gpu(self.address).state
         store.Store(self.state_path).put_claims(gpu_record.Claim(
@@ -272,31 +239,6 @@ class CheckpointTest(layouts.LayoutCase):
                       self.restorer.restore(self.gpu, saved))
         self.assertEqual(0, self.mutating_calls())
 
-    def test_bound_instance_and_virtual_functions_are_back(self):
-        self.use('hgx-h100')
-        self.machine.sriov_manage(str(self.address))
-        self.restart()
-        kind = next(item for item in self.gpu.vgpu_types
-                    if item.gi_profile_id == 14)
-        entry = gpu_record.Claim(
-            handle=_UUID, gpu=self.address,
-            function=self.gpu.vfs[3].address, mdev_type=kind.mdev_type_id,
-            profile='2g.20gb', phase=gpu_record.Phase.BOUND, profile_id=14,
-            placement=model.Placement(2, 2), instance_id=99)
-        records = store.Store(self.state_path)
-        records.put_claims(entry)
-        self.machine.reboot()
-        self.restart()
-        self.assertEqual(0, self.gpu.sriov_numvfs)
-        self.restorer.restore(self.gpu, None)
-        enabled, _, instances = self.truth()
-        self.assertTrue(enabled)
-        self.assertEqual([(2, 2, 14)], [item[:3] for item in instances])
-        (number,) = self.machine.gpu(self.address).state.instances
-        self.assertEqual(number, records.claim(_UUID).instance_id)
-        self.assertTrue(self.platform.sysfs.exists(
-            'bus', 'mdev', 'devices', _UUID))
-
     def test_checkpoint_of_another_board_is_refused(self):
         self.apply(_3g_40gb=1)
         (saved,) = apply.remembered(self.state_path)
@@ -304,18 +246,6 @@ class CheckpointTest(layouts.LayoutCase):
         error = self.assertRaises(exception.ChangeRefused,
                                   self.restorer.restore, self.gpu, saved)
         self.assertIn('20b2', str(error))
-
-    def test_bound_instances_are_not_in_it(self):
-        self.apply(_3g_40gb=2)
-        store.Store(self.state_path).put_claims(gpu_record.Claim(
-            handle=_UUID, gpu=self.address, function=self.address,
-            mdev_type='nvidia-476', profile='3g.40gb',
-            phase=gpu_record.Phase.BOUND, profile_id=9,
-            placement=model.Placement(4, 4), instance_id=2))
-        self.apply(_3g_40gb=2)
-        (saved,) = apply.remembered(self.state_path)
-        self.assertEqual([0], [cut.placement.start
-                               for cut in saved.layout.instances])
 
     def test_damaged_record_is_kept_beside(self):
         self.apply(_3g_40gb=1)

@@ -17,8 +17,6 @@ from cyborg_gpu_driver.tests.unit.program import layouts
 _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
           pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
           pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_TIMEOUT)
-_KILLED = 9
-_FILE = '/'
 _HOST = """
 driver_version: '550.144.02'
 cuda_version: 12040
@@ -52,15 +50,14 @@ class Scenario(layouts.LayoutCase):
         self.machine.faults.wait = self.calls.append
         self.change()
         del self.machine.faults.wait
-        self.count = len(self.calls)
         self.new = self.truth()
         self.assertNotEqual(self.old, self.new)
 
-    def use(self, name, state=None):
+    def use(self, name):
         path = os.path.join(self.state_path, 'host.yaml')
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(_HOST)
-        super().use(path, state)
+        super().use(path)
 
     def change(self):
         if self.after is None:
@@ -281,111 +278,6 @@ class ModeOffFaults(ModeFaults):
 
     before = {'_3g_40gb': 1, '_1g_10gb': 1}
     after = None
-
-
-class KilledProcess(Scenario):
-    """An apply is killed with kill -9 between any two of its effects."""
-
-    before = {'_3g_40gb': 1, '_1g_10gb': 1}
-    after = {'_1c_3g_40gb': 2, '_2g_20gb': 1}
-
-    def use(self, name, state=None):
-        super().use(name, state or os.path.join(self.state_path, 'machine'))
-
-    def test_restore_undoes_or_the_change_is_complete(self):
-        complete = 0
-        points = self._points()
-        for point in points:
-            self.assertTrue(self._killed_at(point))
-            self.restart()
-            self.transactions.finish(self.gpu)
-            self.assertIsNone(self.change_record())
-            self.assertIn(self.truth(), (self.old, self.new), point)
-            complete += self.truth() == self.new
-        self.assertFalse(self._killed_at(points[-1] + 1))
-        self.assertGreater(points[-1], self.count)
-        self.assertLess(complete, 20)
-
-    def test_next_apply_completes(self):
-        for point in self._points()[::5]:
-            self.assertTrue(self._killed_at(point))
-            self.restart()
-            self.change()
-            self.assertEqual(self.new, self.truth(), point)
-            self.assertIsNone(self.change_record())
-
-    def test_restore_is_killed_too(self):
-        for point in scope.some(range(30, 70, 7), each=3):
-            self.assertTrue(self._killed_at(point))
-            self._killed(lambda: self.transactions.finish(self.gpu),
-                         _death_at(12))
-            self.restart()
-            self.transactions.finish(self.gpu)
-            self.assertIn(self.truth(), (self.old, self.new), point)
-
-    def _points(self):
-        """Return the points at which an apply is killed.
-
-        Of the calls of NVML, those that ``scope`` leaves.
-        """
-        path = os.path.join(self.state_path, 'points')
-        with open(path, 'wb', buffering=0) as stream:
-            self.again()
-            self.assertFalse(self._killed(
-                self.change, lambda what: stream.write(what[:1].encode())))
-        with open(path, encoding='ascii') as stream:
-            points = list(enumerate(stream.read()))
-        return sorted({
-            *scope.some(number for number, _what in points),
-            *(number for number, what in points if what == _FILE)})
-
-    def _killed_at(self, point):
-        """Start anew and die at one point. Return whether it was reached."""
-        self.again()
-        return self._killed(self.change, _death_at(point))
-
-    def _killed(self, action, here):
-        child = os.fork()
-        if child == 0:
-            try:
-                _call_at_each_point(self.machine, here)
-                action()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        self.assertIn(code, (0, _KILLED))
-        return code == _KILLED
-
-
-def _death_at(point):
-    """Return a function whose call of that number ends the process."""
-    left = [point]
-
-    def here(_what):
-        if not left[0]:
-            os._exit(_KILLED)
-        left[0] -= 1
-
-    return here
-
-
-def _call_at_each_point(machine, here):
-    """Let this process call ``here`` before a call of NVML, with its name,
-    and before and after a change of a file.
-    """
-    def around(function):
-        def acting(*args, **kwargs):
-            here(_FILE)
-            result = function(*args, **kwargs)
-            here(_FILE)
-            return result
-        return acting
-
-    machine.faults.wait = here
-    os.replace = around(os.replace)
-    os.unlink = around(os.unlink)
-    machine.os.write = around(machine.os.write)
 
 
 class UnderstoodStates(Scenario):

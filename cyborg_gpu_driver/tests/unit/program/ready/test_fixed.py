@@ -9,9 +9,7 @@ import pynvml
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -132,14 +130,6 @@ class SlicedTest(FixedCase):
             ['instance'] * 3 + ['vGPU'] * 5,
             [words.split()[1] for words in self.made.done])
 
-    def test_reboot(self):
-        self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4), ('DC-1-24Q', 1)))
-        before = self.vgpus(), self.cuts()
-        self.reboot()
-        self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
-        self.ready()
-        self.assertEqual(before, (self.vgpus(), self.cuts()))
-
     def test_an_instance_goes_with_its_last(self):
         self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4),))
         self.assertEqual(2, len(self.cuts()))
@@ -187,18 +177,6 @@ class SlicedTest(FixedCase):
         made = self.fixed.make(self.gpu())
         self.assertIn('the driver cannot create DC-1-24Q', made.reason)
         self.assertEqual({}, self.vgpus())
-
-    def test_wrong_orders_are_refused_by_the_driver(self):
-        self.govern('mig')
-        self.prepare()
-        error = self.assertRaises(exception.SysfsError, self.set_type, 0,
-                                  1555)
-        self.assertEqual(errno.EIO, error.errno)
-        privileged.create_gpu_instance(str(self.address), 47, 0, 3)
-        self.set_type(0, 1555)
-        error = self.assertRaises(exception.SysfsError, self.set_type, 1,
-                                  1561)
-        self.assertEqual(errno.EIO, error.errno)
 
     def test_another_mode(self):
         self.ready('mig', fixed_vgpus=(('DC-1-24Q', 2),))
@@ -373,14 +351,6 @@ class FaultsTest(FixedCase):
         self.succeeds()
         self.ready('off')
         self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
-
-    def test_process_that_ends_between_record_and_making(self):
-        record = gpu_record.FixedVgpus(
-            {self.gpu().vfs[7].address: 'nvidia-1561'},
-            frozenset({spec.MigInstanceSpec(model.Placement(0, 3), 47)}))
-        store.of(self.state_path).put(self.address, fixed=record)
-        self.succeeds()
-        self.assertEqual(1561, self.vgpus()[7])
 
 
 class RecordTest(ready_case.ReadyCase):

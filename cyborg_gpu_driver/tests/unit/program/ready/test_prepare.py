@@ -196,20 +196,6 @@ class InUseTest(ready_case.ReadyCase):
         with self.machine.operation():
             self.assertEqual(1, len(self.state().instances))
 
-    def test_mdev(self):
-        self.govern('vgpu')
-        self.steps()
-        self.platform.sysfs.write(
-            _UUID, 'class', 'mdev_bus', str(self.gpu().vfs[0].address),
-            'mdev_supported_types', self.types()['A100DX-8C'].mdev_type_id,
-            'create')
-        self.govern('passthrough')
-        self.waits(_UUID)
-        self.assertEqual((False, 20), self.is_now())
-
-    def types(self):
-        return {kind.name: kind for kind in self.gpu().vgpu_types}
-
     def test_mdev_on_the_gpu_itself(self):
         """The mdev belongs to a server that is shut off."""
         self.use('t4x4')
@@ -252,14 +238,6 @@ class InUseTest(ready_case.ReadyCase):
             stream.write('{')
         self.waits('cannot be read')
         self.assertEqual((False, 0), self.is_now())
-
-    def test_server_that_placement_knows(self):
-        self.govern('mig')
-        self.servers = 'Placement'
-        self.waits('Placement')
-        self.assertEqual((False, 0), self.is_now())
-        self.servers = ''
-        self.steps()
 
     def test_guest_and_vgpu_without_mdev(self):
         self.use('l40sx4')
@@ -321,15 +299,6 @@ class InUseTest(ready_case.ReadyCase):
                          [step.action.name for step in outcome.steps])
         self.assertIn('profiles', outcome.reason)
         self.assertEqual((True, 0), self.is_now())
-
-    def test_said_once(self):
-        self.govern('mig')
-        self.machine.add_process(str(self.address), 4711)
-        with self.assertLogs('cyborg_gpu_driver.program.ready.prepare',
-                             'WARNING') as logs:
-            for _ in range(3):
-                self.waits('4711')
-        self.assertEqual(1, len(logs.output))
 
 
 class FailureTest(ready_case.ReadyCase):

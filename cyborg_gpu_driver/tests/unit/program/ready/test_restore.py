@@ -117,15 +117,6 @@ class MdevTest(RestoreCase):
         self.bind('1g.5gb', '1g.5gb', '3g.20gb')
         self.assert_back_after_a_reboot()
 
-    def test_what_is_back_can_be_unbound(self):
-        self.bind('1g.5gb', '3g.20gb')
-        self.reboot()
-        self.restore()
-        for entry in self.records.claims():
-            self.binder.unbind(str(entry.function), entry.mdev_type,
-                               entry.handle)
-        self.assertEqual(([], []), self.truth())
-
     def test_one_that_fails_costs_no_other(self):
         self.bind('1g.5gb', '1g.5gb', '3g.20gb')
         before = self.on_gpu()

@@ -93,9 +93,6 @@ class OrphanCase(base.BaseTestCase):
 
 class MdevTest(OrphanCase):
 
-    def test_without_vgpus(self):
-        self.assertEqual((), self.vgpus.found())
-
     def test_made_by_hand(self):
         name = self.make()
         found = self.one()
@@ -132,16 +129,6 @@ class MdevTest(OrphanCase):
         found = self.one()
         self.records.put_claims(self.entry(gpu_record.Phase.BINDING))
         self.assert_kept(found, '(binding)')
-
-    def test_a_guest(self):
-        name = self.make()
-        found = self.one()
-        self.machine.start_guest(name)
-        self.assertEqual(orphans.Guest.RUNNING, self.one().guest)
-        self.assert_orphan('no', self.one(), None)
-        self.assert_kept(found, 'a virtual machine runs on it')
-        self.machine.stop_guest(name)
-        self.vgpus.remove(found, ())
 
     def test_a_guest_whose_mdev_nvml_does_not_name(self):
         names = [self.make(number) for number in range(2)]
@@ -272,19 +259,6 @@ class VendorVfioTest(OrphanCase):
         return super().entry(phase, **{
             'vfio': True, 'function': self.functions[0], **changes})
 
-    def test_made_by_hand(self):
-        name, other = self.make(), self.make(1)
-        found = self.one(name)
-        self.assertEqual(
-            (None, orphans.Guest.NONE, False),
-            (found.owner, found.guest, found.on_instance))
-        self.assert_orphan('yes', found)
-        self.assert_orphan('?', found, None)
-        self.assert_orphan('no', found, {name})
-        self.assert_kept(found, 'accelerator request', {name})
-        self.assertEqual((), self.vgpus.remove(found, ()))
-        self.assertEqual([other], self.names())
-
     def test_in_the_journal_of_binds(self):
         name = self.make()
         found = self.one()
@@ -339,14 +313,6 @@ class VendorVfioTest(OrphanCase):
         self.machine.faults.fail_write(f'*/{name}/nvidia/current_vgpu_type',
                                        errno.EBUSY)
         self.assert_kept(self.one(), f'errno {errno.EBUSY}')
-
-    def test_a_function_that_has_another_owner_by_now(self):
-        self.make()
-        found = self.one()
-        self.vgpus.remove(found, ())
-        self.kind = 'H100XM-20C'
-        self.make()
-        self.assert_kept(found, 'now a')
 
     def test_a_function_that_cannot_be_read_is_not_an_empty_one(self):
         name = self.make()

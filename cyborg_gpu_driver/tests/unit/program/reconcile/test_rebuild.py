@@ -196,33 +196,6 @@ class RebuilderTest(binder_case.BinderCase):
         self.rebuilder = self.node.rebuilder
         self.cloud.requests = lambda: self.claims
 
-    def test_all_is_found_and_can_be_unbound(self):
-        self.lose()
-        self.rebuilder.rebuild()
-        self.assertEqual(set(self.bound), {
-            entry.handle for entry in self.records.claims()})
-        self.assertEqual(
-            {(entry.profile, entry.placement)
-             for entry in self.bound.values()},
-            {(entry.profile, entry.placement)
-             for entry in self.records.claims()})
-        self.assertFalse(self.records.check())
-        self.assertIn('4 handles on 1 GPUs; 0 other vGPUs', self.log.output)
-        for entry in self.bound.values():
-            self.binder.unbind(str(entry.function), entry.mdev_type,
-                               entry.handle)
-        self.assertEqual(([], []), self.truth())
-
-    def test_each_rebuild_is_logged(self):
-        self.lose()
-        for number in range(1, 3):
-            self.rebuilder.rebuild()
-            self.assertEqual(number, self.log.output.count('Recovered lost'))
-            with open(store.of(self.state_path).path(self.address), 'w',
-                      encoding='utf-8') as stream:
-                stream.write('{')
-            self.assertTrue(self.records.check())
-
     def test_a_stranger_leaves_its_profile_open(self):
         self.binder.unbind(*self.handle('1g.5gb', 1))
         gone = self.bound.pop(self.handle('1g.5gb', 1)[2])
@@ -236,16 +209,6 @@ class RebuilderTest(binder_case.BinderCase):
         said = self.log.output.rpartition('lost claims')[2]
         for handle, entry in self.bound.items():
             self.assertEqual(entry.profile == '1g.5gb', handle in said)
-
-    def test_only_what_cyborg_holds(self):
-        kept, *others = self.bound.values()
-        self.claims = reconcile.Requests((reconcile.Request(
-            kept.handle, 'arq', None, kept.function, kept.mdev_type),))
-        self.lose()
-        self.rebuilder.rebuild()
-        self.assertEqual([kept.handle], [
-            entry.handle for entry in self.records.claims()])
-        self.assertIn('1 handles on 1 GPUs; 3 other vGPUs', self.log.output)
 
     def test_what_was_bound_meanwhile_stays(self):
         self.lose()
@@ -275,12 +238,6 @@ class RebuilderTest(binder_case.BinderCase):
         self.cloud.requests = lambda: self.fail('asked for nothing')
         with unreadable.file(store.of(self.state_path).path(self.address)):
             self.assertEqual([], self.rebuilder.rebuild())
-
-    def test_a_crash_before_it_was_made_again(self):
-        self.lose()
-        self.assertTrue(self.records.check())
-        self.rebuilder.rebuild()
-        self.assertFalse(self.records.check())
 
     def test_where_nothing_is_bound_there_is_a_journal_all_the_same(self):
         for entry in self.bound.values():

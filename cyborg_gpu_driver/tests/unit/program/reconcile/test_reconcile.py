@@ -10,7 +10,6 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import reconcile as words
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -99,14 +98,6 @@ class FindTest(ReconcileCase):
         self.cloud.requests = requests
         self.assertEqual([], self.kinds())
 
-    def test_usages_of_placement(self):
-        entry = self.bind()
-        self.usages = {self.address: (words.Usage(
-            'uuid', entry.profile, entry.mdev_type, 2, 0, 0),)}
-        self.assertEqual([K.ALLOCATED], self.kinds())
-        self.usages = None
-        self.assertEqual([], self.kinds())
-
     def test_an_instance_of_somebody_else(self):
         self.stranger(19, 0, 1)
         self.assertEqual([K.FOREIGN_INSTANCE], self.kinds())
@@ -137,19 +128,6 @@ class FindTest(ReconcileCase):
         self.stranger(19, 0, 1)
         self.assertEqual([], self.kinds())
 
-    def test_a_change_of_layout(self):
-        store.of(self.state_path).put(
-            self.address, change=gpu_record.Change(
-                self.address, spec.MigLayout(True, True), ('cut',)))
-        self.assertEqual([K.LAYOUT_CHANGE], self.kinds())
-
-    def test_a_gpu_that_is_gone(self):
-        self.bind()
-        self.machine.lose_gpu(self.gpu)
-        visible = self.gpu in {
-            str(gpu.address) for gpu in self.live.refresh().gpus}
-        self.assertEqual([] if visible else [K.GPU_GONE], self.kinds())
-
 
 class NameTest(ReconcileCase):
 
@@ -167,13 +145,6 @@ class NameTest(ReconcileCase):
         self.known = False
         self.take_away(entry, instance=False)
         self.assertIn('no longer has a vGPU', self.look())
-
-    def test_a_count_when_it_changes(self):
-        self.known = False
-        for number in range(2):
-            self.take_away(self.bind('1g.5gb', number), instance=False)
-            self.assertIn(f'host: {number + 1}', self.look())
-            self.assertNotIn('Differences', self.look())
 
     def test_what_may_pass_has_to_last(self):
         entry = self.bind()
@@ -274,15 +245,6 @@ class RepairTest(ReconcileCase):
         return str(self.assertRaises(
             exception.StepFailed, self.reconciler.repair, difference))
 
-    def test_what_cyborg_forgot(self):
-        kept = self.bind('1g.5gb', 0)
-        self.bind()
-        self.asked = (kept,)
-        self.repair(K.NO_REQUEST)
-        self.assertEqual((kept,), self.records.claims())
-        self.assert_quiet()
-        self.assertEqual(self.address, self.published[-1])
-
     def test_what_cyborg_knows_by_then_stays(self):
         self.bind()
         asked, self.asked = self.asked, ()
@@ -308,15 +270,6 @@ class RepairTest(ReconcileCase):
         self.binder.unbind(str(entry.function), entry.mdev_type,
                            entry.handle)
         self.assertIn('not bound any more', self.refused(difference))
-
-    def test_a_vgpu_is_made_again(self):
-        entry = self.bind()
-        before = self.truth()
-        self.take_away(entry, instance=False)
-        self.repair(K.VGPU_GONE)
-        self.assertEqual(before, self.truth())
-        self.assertEqual((entry,), self.records.claims())
-        self.assert_quiet()
 
     def test_a_vgpu_and_its_instance_are_made_again(self):
         entry = self.bind()

@@ -33,14 +33,6 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.asked_of_cyborg = 0
         return found
 
-    def test_a_return(self):
-        self.binder.bind(*self.handle('1g.5gb'))
-        lost = self.difference(K.NO_REQUEST)
-        self.machine.reset_calls()
-        self.reconciler.repair(lost)
-        self.assertEqual(1, self.asked_of_cyborg)
-        self.assertEqual(([], []), self.truth())
-
     def test_a_handle_that_is_bound_again_meanwhile_stays(self):
         asked = self.handle('1g.5gb')
         self.binder.bind(*asked)
