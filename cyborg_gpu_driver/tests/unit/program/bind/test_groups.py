@@ -507,13 +507,3 @@ class LockTest(group_case.GroupCase):
         with locks.gpus(self.state_path, gpus, 0.2):
             self.assertRaises(exception.LockTimeout, locks.gpu(
                 self.state_path, gpus[0], 0.1).__enter__)
-
-
-class TextTest(group_case.base.BaseTestCase):
-
-    def test_addresses_for_a_handle(self):
-        for texts in (['0000:18:00.0'], ['0000:18:00.0', '0000:2a:00.0'],
-                      ['0001:18:00.0', '10000:2a:00.1']):
-            members = tuple(map(group_case.model.PciAddress.parse, texts))
-            self.assertEqual(members,
-                             nvlink.from_text(nvlink.to_text(members)))

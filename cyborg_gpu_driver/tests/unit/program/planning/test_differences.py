@@ -47,6 +47,9 @@ def _gpu(vgpus=((_VFS[0], _HANDLE, 'nvidia-476'),), instances=(_INSTANCE,),
         mig=model.Mig(True, True, (_PROFILE,), instances), **changes)
 
 
+_VFIO = dataclasses.replace(_gpu(), vfs=(model.VirtualFunction(
+    _VFS[0], 0, 'nvidia', None, current_vgpu_type=476, gpu_instance_id=2),),
+    framework=model.Framework.VENDOR_VFIO)
 _QUIET = desired.Facts(
     _gpu(), gpu_record.GpuRecord(claims=(_ENTRY,)),
     requests=reconcile.Requests((_CLAIM,)), usages=(_USAGE,),
@@ -73,15 +76,79 @@ class CompareTest(base.BaseTestCase):
         self.found = found
         return [(item.kind, item.safe) for item in found]
 
-    def test_where_all_agree(self):
-        self.assertEqual([], self.compare())
-
-    def test_an_instance_of_an_earlier_boot_is_gone(self):
-        for boot, found in (('now', []), ('earlier', [(K.INSTANCE_GONE,
-                                                       False)])):
-            self.assertEqual(found, self.compare(
-                boot='now', claims_of=(dataclasses.replace(
-                    _ENTRY, boot=boot),)))
+    def test_each(self):
+        free = model.GpuInstance(model.Placement(0, 4), 9, 1)
+        small = model.GpuInstance(model.Placement(7, 1), 19, 3)
+        other = dataclasses.replace(_INSTANCE, instance_id=3)
+        nobody = {'claims_of': (), 'requests': reconcile.Requests(),
+                  'usages': ()}
+        strange = {**nobody, 'gpu': _gpu(((_VFS[1], _OTHER, 'nvidia-474'),),
+                                         (_INSTANCE,))}
+        bare = {**nobody, 'gpu': _gpu(()), 'in_use': {}}
+        place = frozenset({spec.MigInstanceSpec(_PLACE, 9)})
+        vfio = {**nobody, 'gpu': _VFIO}
+        wrong = ((_VFS[0], _HANDLE, 'nvidia-474'),)
+        elsewhere = dataclasses.replace(
+            _CLAIM, handle=_OTHER,
+            function=model.PciAddress.parse('0000:0f:00.4'))
+        for changes, *expected in (
+                # All agree.
+                ({},),
+                ({'gpu': _gpu(((_VFS[1], _HANDLE, 'nvidia-476'),))},),
+                ({'requests': reconcile.Requests((_CLAIM, elsewhere))},),
+                # What is not known is no difference.
+                ({'requests': None, 'usages': ()},),
+                ({'gpu': _gpu((), (), problems=('lost',)), 'usages': ()},),
+                ({'gpu': dataclasses.replace(_gpu(), mig=None,
+                                             visible_to_nvml=False)},),
+                ({**nobody, 'requests': None, 'in_use': None,
+                  'gpu': _gpu(())},),
+                # A vGPU or its instance is gone.
+                ({'gpu': _gpu(())}, (K.VGPU_GONE, True)),
+                ({'gpu': _gpu(()), 'requests': None}, (K.VGPU_GONE, False)),
+                ({'gpu': _gpu((), ())}, (K.VGPU_GONE, True)),
+                ({'gpu': _gpu((), (free,)), 'in_use': {free.placement: 'x'}},
+                 (K.VGPU_GONE, True)),
+                # Another instance is in its place.
+                ({'gpu': _gpu((), (small,)),
+                  'in_use': {small.placement: 'x'}}, (K.VGPU_GONE, False)),
+                ({'gpu': _gpu((), (other,))}, (K.VGPU_GONE, False)),
+                ({'gpu': _gpu(instances=())}, (K.INSTANCE_GONE, True)),
+                ({'gpu': _gpu(instances=()), 'requests': None},
+                 (K.INSTANCE_GONE, False)),
+                ({'boot': 'now', 'claims_of': (dataclasses.replace(
+                    _ENTRY, boot='now'),)},),
+                ({'boot': 'now', 'claims_of': (dataclasses.replace(
+                    _ENTRY, boot='earlier'),)}, (K.INSTANCE_GONE, False)),
+                ({'gpu': _gpu(wrong)}, (K.OTHER_TYPE, False)),
+                # A vGPU has no claim.
+                ({'claims_of': ()}, (K.NOT_RECORDED, True)),
+                ({'claims_of': (), 'gpu': _gpu(())}, (K.NOT_RECORDED, False)),
+                ({'claims_of': (), 'gpu': _gpu(wrong)},
+                 (K.NOT_RECORDED, False), (K.FOREIGN_VGPU, False)),
+                # With vendor VFIO it goes by its function.
+                ({'gpu': _VFIO, 'claims_of': (dataclasses.replace(
+                    _ENTRY, vfio=True),)},),
+                ({'gpu': _VFIO, 'claims_of': ()}, (K.NOT_RECORDED, True)),
+                (vfio, (K.FOREIGN_VGPU, False)),
+                ({**vfio, 'fixed': gpu_record.FixedVgpus(
+                    {_VFS[0]: 'nvidia-476'})},),
+                # Nothing explains a vGPU or an instance.
+                (strange, (K.FOREIGN_VGPU, False)),
+                ({**strange, 'in_use': {}}, (K.FOREIGN_VGPU, False),
+                 (K.FOREIGN_INSTANCE, False)),
+                ({**strange, 'in_use': {}, 'governed': False},),
+                (bare, (K.FOREIGN_INSTANCE, False)),
+                ({**bare, 'layout': _LAYOUT},),
+                ({**bare, 'fixed': gpu_record.FixedVgpus({}, place)},),
+                ({**bare, 'in_use': {_PLACE: 'process 1'}},),
+                # A bind, an unbind or a change did not finish.
+                *(({'usages': (), 'claims_of': (dataclasses.replace(
+                    _ENTRY, phase=phase),)}, (K.UNFINISHED, True))
+                  for phase in (gpu_record.Phase.BINDING,
+                                gpu_record.Phase.UNBINDING)),
+                ({'change': _CHANGE}, (K.LAYOUT_CHANGE, False))):
+            self.assertEqual(expected, self.compare(**changes), changes)
 
     def test_many_requests_are_gone_through_a_few_times(self):
         class Counted(tuple):
@@ -101,50 +168,6 @@ class CompareTest(base.BaseTestCase):
                 for handle in handles))))))
         self.assertLess(Counted.times, 10)
 
-    def test_what_is_not_known_is_no_difference(self):
-        self.assertEqual([], self.compare(requests=None, usages=()))
-        self.assertEqual([], self.compare(
-            gpu=_gpu((), (), problems=('lost',)), usages=()))
-        self.assertEqual([], self.compare(
-            gpu=dataclasses.replace(_gpu(), mig=None,
-                                    visible_to_nvml=False)))
-        self.assertEqual([], self.compare(
-            claims_of=(), requests=None, usages=(), in_use=None,
-            gpu=_gpu(())))
-
-    def test_a_vgpu_is_gone(self):
-        self.assertEqual([(K.VGPU_GONE, True)], self.compare(gpu=_gpu(())))
-        self.assertEqual([(K.VGPU_GONE, False)], self.compare(
-            gpu=_gpu(()), requests=None))
-
-    def test_a_vgpu_and_its_instance_are_gone(self):
-        self.assertEqual([(K.VGPU_GONE, True)], self.compare(
-            gpu=_gpu((), ())))
-        self.assertEqual([(K.VGPU_GONE, True)], self.compare(
-            gpu=_gpu((), (model.GpuInstance(model.Placement(0, 4), 9, 1),)),
-            in_use={model.Placement(0, 4): 'x'}))
-
-    def test_another_instance_is_in_the_place(self):
-        for taken in (model.GpuInstance(model.Placement(7, 1), 19, 3),
-                      dataclasses.replace(_INSTANCE, instance_id=3)):
-            self.assertEqual([(K.VGPU_GONE, False)], self.compare(
-                gpu=_gpu((), (taken,)), in_use={taken.placement: 'x'}))
-            self.assertIn('another is in its place', self.found[0].text)
-
-    def test_an_instance_is_gone_below_its_vgpu(self):
-        self.assertEqual([(K.INSTANCE_GONE, True)], self.compare(
-            gpu=_gpu(instances=())))
-        self.assertEqual([(K.INSTANCE_GONE, False)], self.compare(
-            gpu=_gpu(instances=()), requests=None))
-
-    def test_another_type(self):
-        self.assertEqual([(K.OTHER_TYPE, False)], self.compare(
-            gpu=_gpu(((_VFS[0], _HANDLE, 'nvidia-474'),))))
-
-    def test_a_vgpu_on_another_function_is_the_handles(self):
-        self.assertEqual([], self.compare(
-            gpu=_gpu(((_VFS[1], _HANDLE, 'nvidia-476'),))))
-
     def test_no_request(self):
         none = {'requests': reconcile.Requests(),
                 'usages': (dataclasses.replace(_USAGE, used=0),)}
@@ -159,68 +182,6 @@ class CompareTest(base.BaseTestCase):
         # The repair covers what else is wrong with the entry.
         self.assertEqual([(K.NO_REQUEST, True)], self.compare(
             **none, gpu=_gpu((), ())))
-
-    def test_without_an_entry(self):
-        self.assertEqual([(K.NOT_RECORDED, True)],
-                         self.compare(claims_of=()))
-        self.assertEqual([(K.NOT_RECORDED, False)],
-                         self.compare(claims_of=(), gpu=_gpu(())))
-        self.assertEqual([(K.NOT_RECORDED, False), (K.FOREIGN_VGPU, False)],
-                         self.compare(claims_of=(), gpu=_gpu((
-                             (_VFS[0], _HANDLE, 'nvidia-474'),))))
-
-    def test_a_request_for_another_gpu_is_none_of_this_one(self):
-        elsewhere = dataclasses.replace(
-            _CLAIM, handle=_OTHER,
-            function=model.PciAddress.parse('0000:0f:00.4'))
-        self.assertEqual([], self.compare(
-            requests=reconcile.Requests((_CLAIM, elsewhere))))
-
-    def test_a_handle_of_vendor_vfio_goes_by_its_function(self):
-        function = model.VirtualFunction(
-            _VFS[0], 0, 'nvidia', None, current_vgpu_type=476,
-            gpu_instance_id=2)
-        gpu = dataclasses.replace(
-            _gpu(), vfs=(function,),
-            framework=model.Framework.VENDOR_VFIO)
-        entry = dataclasses.replace(_ENTRY, vfio=True)
-        self.assertEqual([], self.compare(gpu=gpu, claims_of=(entry,)))
-        self.assertEqual([(K.NOT_RECORDED, True)],
-                         self.compare(gpu=gpu, claims_of=()))
-        self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(
-            gpu=gpu, claims_of=(), requests=reconcile.Requests(), usages=()))
-        self.assertEqual([], self.compare(
-            gpu=gpu, claims_of=(), requests=reconcile.Requests(), usages=(),
-            fixed=gpu_record.FixedVgpus({_VFS[0]: 'nvidia-476'})))
-
-    def test_unfinished(self):
-        for phase in (gpu_record.Phase.BINDING, gpu_record.Phase.UNBINDING):
-            self.assertEqual([(K.UNFINISHED, True)], self.compare(
-                claims_of=(dataclasses.replace(_ENTRY, phase=phase),),
-                usages=()))
-
-    def test_what_nobody_explains(self):
-        strange = {'gpu': _gpu(((_VFS[1], _OTHER, 'nvidia-474'),),
-                               (_INSTANCE,)), 'claims_of': (),
-                   'requests': reconcile.Requests(), 'usages': ()}
-        self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(**strange))
-        self.assertEqual(
-            [(K.FOREIGN_VGPU, False), (K.FOREIGN_INSTANCE, False)],
-            self.compare(**strange, in_use={}))
-        self.assertEqual('3g.40gb@4', self.found[1].subject)
-        self.assertEqual([], self.compare(**strange, in_use={},
-                                          governed=False))
-
-    def test_what_explains_an_instance(self):
-        bare = {'gpu': _gpu(()), 'claims_of': (), 'usages': (),
-                'requests': reconcile.Requests(), 'in_use': {}}
-        place = frozenset({spec.MigInstanceSpec(_PLACE, 9)})
-        self.assertEqual([(K.FOREIGN_INSTANCE, False)], self.compare(**bare))
-        self.assertEqual([], self.compare(**bare, layout=_LAYOUT))
-        self.assertEqual([], self.compare(
-            **bare, fixed=gpu_record.FixedVgpus({}, place)))
-        self.assertEqual([], self.compare(**{
-            **bare, 'in_use': {_PLACE: 'process 1'}}))
 
     def test_placement(self):
         def usage(**changes):
@@ -238,10 +199,6 @@ class CompareTest(base.BaseTestCase):
         # A vGPU that is known to be bound is not a second difference.
         self.assertEqual([(K.NOT_RECORDED, True)], self.compare(
             claims_of=(), **usage(reserved=1)))
-
-    def test_a_change_of_layout(self):
-        self.assertEqual([(K.LAYOUT_CHANGE, False)],
-                         self.compare(change=_CHANGE))
 
     def test_keys_tell_differences_apart(self):
         second = dataclasses.replace(_ENTRY, handle=_OTHER)

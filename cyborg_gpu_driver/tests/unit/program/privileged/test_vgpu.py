@@ -7,6 +7,7 @@ A pipe that nobody reads stands for such a file: its open() waits.
 
 import os
 import pathlib
+import stat
 
 import fixtures
 from oslotest import base
@@ -68,25 +69,77 @@ class HangTest(base.BaseTestCase):
             os.sched_yield()
         privileged_gpu.check_ended([_GPU, _FUNCTION])
 
-    def test_create_mdev(self):
-        pipe = self.pipe('class/mdev_bus', _FUNCTION,
-                         'mdev_supported_types/nvidia-231/create')
-        self.check(pipe, _UUID, privileged_vgpu.create_mdev, _FUNCTION,
-                   'nvidia-231', _UUID)
-
-    def test_set_vgpu_type(self):
-        pipe = self.pipe('bus/pci/devices', _FUNCTION,
-                         'nvidia/current_vgpu_type')
-        self.check(pipe, '0', privileged_vgpu.set_vgpu_type, _FUNCTION, 0)
-
-    def test_set_vgpu_placement(self):
-        pipe = self.pipe('bus/pci/devices', _FUNCTION, 'nvidia/vgpu_params')
-        self.check(pipe, 'vgpu-placement-id=4',
-                   privileged_vgpu.set_vgpu_placement, _FUNCTION, 4)
-
-    def test_set_vgpu_placement_of_an_mdev(self):
+    def test_each_write(self):
         device = self.make('devices/pci0000:5e', _FUNCTION, _UUID)
-        pipe = self.pipe(device, 'nvidia/vgpu_params')
-        self.make('bus/mdev/devices', _UUID).symlink_to(device)
-        self.check(pipe, 'vgpu-placement-id=4',
-                   privileged_vgpu.set_vgpu_placement, _UUID, 4)
+        place = 'bus/pci/devices', _FUNCTION
+        for parts, text, call, *arguments in (
+                (('class/mdev_bus', _FUNCTION,
+                  'mdev_supported_types/nvidia-231/create'), _UUID,
+                 privileged_vgpu.create_mdev, _FUNCTION, 'nvidia-231', _UUID),
+                ((*place, 'nvidia/current_vgpu_type'), '0',
+                 privileged_vgpu.set_vgpu_type, _FUNCTION, 0),
+                ((*place, 'nvidia/vgpu_params'), 'vgpu-placement-id=4',
+                 privileged_vgpu.set_vgpu_placement, _FUNCTION, 4),
+                ((device, 'nvidia/vgpu_params'), 'vgpu-placement-id=4',
+                 privileged_vgpu.set_vgpu_placement, _UUID, 4)):
+            pipe = self.pipe(*parts)
+            if parts[0] is device:
+                self.make('bus/mdev/devices', _UUID).symlink_to(device)
+            self.check(pipe, text, call, *arguments)
+
+
+_BUSY = 'Cannot obtain unbindLock for 0000:07:00.0'
+
+
+class SriovTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.slept = []
+
+    def manage(self, body, enable=True):
+        """Use a script as sriov-manage. Keep the arguments of its runs."""
+        script = os.path.join(self.directory, 'sriov-manage')
+        told = os.path.join(self.directory, 'told')
+        with open(script, 'w', encoding='utf-8') as stream:
+            stream.write(f'#!/bin/sh\necho "$@" >> {told}\n'
+                         f'runs=$(wc -l < {told})\n{body}\n')
+        os.chmod(script, os.stat(script).st_mode | stat.S_IXUSR)
+        try:
+            privileged_vgpu.manage_functions(_GPU, enable, script,
+                                             self.slept.append)
+        finally:
+            with open(told, encoding='utf-8') as stream:
+                self.runs = stream.read().splitlines()
+
+    def test_functions_of_one_gpu(self):
+        self.manage('exit 0')
+        self.assertEqual([f'-e {_GPU}'], self.runs)
+
+    def test_functions_removed(self):
+        self.manage('exit 0', enable=False)
+        self.assertEqual([f'-d {_GPU}'], self.runs)
+
+    def test_lock_that_passes(self):
+        self.manage(f'[ $runs -ge 3 ] || {{ echo "{_BUSY}"; exit 1; }}')
+        self.assertEqual(3, len(self.runs))
+        self.assertEqual(2, len(self.slept))
+
+    def test_lock_that_stays(self):
+        error = self.assertRaises(exception.StepFailed, self.manage,
+                                  f'echo "{_BUSY}"; exit 1')
+        self.assertIn('unbindLock', str(error))
+        self.assertEqual(5, len(self.runs))
+
+    def test_other_failures_are_not_tried_again(self):
+        error = self.assertRaises(exception.StepFailed, self.manage,
+                                  'echo "no such GPU" >&2; exit 2')
+        self.assertIn('no such GPU', str(error))
+        self.assertEqual(1, len(self.runs))
+
+    def test_no_script(self):
+        error = self.assertRaises(
+            exception.StepFailed, privileged_vgpu.manage_functions, _GPU, True,
+            '/nonexistent/sriov-manage')
+        self.assertIn('vGPU software', str(error))

@@ -11,8 +11,10 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.unit.program import nodes
 from cyborg_gpu_driver.tests.unit.program.ready import ready_case
 
 _UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
@@ -361,3 +363,42 @@ class RecordTest(ready_case.ReadyCase):
             'fixed': {'types': {str(self.address): '../etc'}}})
         self.govern('off')
         self.assertIn('damaged', self.fixed.release(self.gpu()).reason)
+
+
+_LAID_OUT = (19, 0)
+"""Profile id and start of a 1g.10gb that an operator has created."""
+
+
+class LayoutTest(FixedCase):
+    """Fixed vGPUs beside the operator's layout."""
+
+    host = 'a100x4-vfio'
+
+    def setUp(self):
+        super().setUp()
+        self.ready('mig', fixed_vgpus=(('A100D-3-40C', 1),))
+        (self.fixed_cut,) = self.cuts()
+        privileged.create_gpu_instance(str(self.address), *_LAID_OUT, 1)
+        self.saved = apply.Applier(self.transactions).saved(
+            self.transactions.read(self.gpu()))
+
+    def restore(self):
+        """Reboot and restore twice. Return the GPU instances after that."""
+        self.reboot()
+        for _ in range(2):
+            nodes.Node(self.platform, self.state_path, self.settings
+                       ).restorer.restore(self.gpu(), self.saved)
+        return self.cuts()
+
+    def test_each_is_restored_once(self):
+        self.assertEqual([_LAID_OUT], [
+            (cut.profile_id, cut.placement.start)
+            for cut in self.saved.layout.instances])
+        vgpus = self.vgpus()
+        self.assertEqual(sorted([self.fixed_cut, _LAID_OUT]), self.restore())
+        self.assertEqual(vgpus, self.vgpus())
+
+    def test_what_no_policy_wants_any_more_stays_away(self):
+        self.ready('mig')
+        self.assertEqual([_LAID_OUT], self.cuts())
+        self.assertEqual([_LAID_OUT], self.restore())

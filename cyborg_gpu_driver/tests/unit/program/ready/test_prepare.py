@@ -326,36 +326,32 @@ class FailureTest(ready_case.ReadyCase):
         self.steps()
         self.assertEqual((True, 20), self.is_now())
 
-    def test_sriov_manage(self):
-        self.govern('mig')
-        self.machine.faults.fail('sriov-manage', errno.EIO)
-        self.fails('ENABLE_FUNCTIONS', 'sriov-manage failed')
-        self.assertEqual((True, 0), self.is_now())
-        self.now += 60
-        self.assertEqual(['ENABLE_FUNCTIONS'], self.steps())
+    def test_each_step_of_a_policy(self):
+        mixed, scheduler = ('nvmlDeviceSetVgpuHeterogeneousMode',
+                            'nvmlDeviceSetVgpuSchedulerState')
+        for options, fault, code, step, words, is_now in (
+                ({'mode': 'mig'}, 'sriov-manage', errno.EIO,
+                 'ENABLE_FUNCTIONS', 'sriov-manage failed', (True, 0)),
+                ({'mode': 'vgpu'}, 'nvmlDeviceSetMigMode', _BUSY,
+                 'DISABLE_MIG', 'cannot be turned off', (True, 0)),
+                ({'mode': 'vgpu', 'mixed_sizes': True}, mixed, _BUSY,
+                 'MIXED_ON', 'IN_USE', (False, 20)),
+                ({'mode': 'vgpu', 'scheduler': _EQUAL}, scheduler, _BUSY,
+                 'SCHEDULER', 'IN_USE', (False, 20)),
+                ({'mode': 'passthrough'}, 'sriov-manage', errno.EIO,
+                 'DISABLE_FUNCTIONS', 'sriov-manage failed', (False, 20))):
+            self.govern(**options)
+            self.machine.faults.fail(fault, code, times=None)
+            self.fails(step, words)
+            self.assertEqual(is_now, self.is_now())
+            self.machine.faults.clear()
+            if step != 'DISABLE_MIG':
+                continue
+            self.now += 60
+            self.assertEqual(['DISABLE_MIG', 'ENABLE_FUNCTIONS'],
+                             self.steps())
 
-    def test_virtual_functions_that_stay(self):
-        self.govern('vgpu')
-        self.steps()
-        self.govern('passthrough')
-        self.machine.faults.fail('sriov-manage', errno.EIO)
-        self.fails('DISABLE_FUNCTIONS', 'sriov-manage failed')
-        self.assertEqual((False, 20), self.is_now())
-
-    def test_mixed_sizes(self):
-        self.govern('vgpu', mixed_sizes=True)
-        self.machine.faults.fail('nvmlDeviceSetVgpuHeterogeneousMode', _BUSY)
-        self.fails('MIXED_ON', 'IN_USE')
-        self.now += 60
-        self.assertEqual(['MIXED_ON'], self.steps())
-        self.govern('vgpu')
-        self.machine.faults.fail('nvmlDeviceSetVgpuHeterogeneousMode', _BUSY)
-        self.fails('MIXED_OFF', 'IN_USE')
-
-    def test_scheduler(self):
-        self.govern('vgpu', scheduler=_EQUAL)
-        self.machine.faults.fail('nvmlDeviceSetVgpuSchedulerState', _BUSY)
-        self.fails('SCHEDULER', 'IN_USE')
+    def test_a_time_slice_out_of_range(self):
         self.govern('vgpu', scheduler=_EQUAL, time_slice=1 << 31)
         self.fails('SCHEDULER', 'is not within 1000 to 30000')
 

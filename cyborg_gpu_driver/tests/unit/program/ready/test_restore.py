@@ -6,6 +6,7 @@ import dataclasses
 import errno
 
 import fixtures
+import testscenarios
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
@@ -20,6 +21,8 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import nodes
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+load_tests = testscenarios.load_tests_apply_scenarios
 
 _EQUAL = model.SchedulerPolicy.EQUAL_SHARE
 _MIG = policy.Policy('p', policy.Mode.MIG)
@@ -96,14 +99,23 @@ class RestoreCase(binder_case.BinderCase):
         self.assertEqual(before, self.on_gpu())
 
 
-class TuringTest(RestoreCase):
+class RebootTest(RestoreCase):
 
-    machine = 't4x4'
-    gpu = '0000:3b:00.0'
-    policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('T4-4C',))
+    scenarios = [(name, {'machine': machine, 'gpu': gpu, 'profiles': profiles,
+                         'policy': policy.Policy('p', mode, **options)})
+                 for name, machine, gpu, profiles, mode, options in (
+        ('Turing', 't4x4', '0000:3b:00.0', ('T4-4C', 'T4-4C'),
+         policy.Mode.VGPU, {'vgpu_types': ('T4-4C',)}),
+        ('mdev slices', 'dgx-a100-40', '0000:07:00.0',
+         ('1g.5gb', '1g.5gb', '3g.20gb'), policy.Mode.MIG, {}),
+        ('vendor VFIO', 'l40sx4', '0000:16:00.0', ('L40S-12Q',) * 3,
+         policy.Mode.VGPU, {'vgpu_types': ('L40S-12Q',)}),
+        ('vendor VFIO slices', 'a100x4-vfio', '0000:31:00.0',
+         ('1g.10gb', '2g.20gb', '1g.10gb', '2g.20gb'), policy.Mode.MIG, {}))]
 
     def test_reboot(self):
-        self.bind('T4-4C', 'T4-4C')
+        self.bind(*self.profiles)
+        self.binder.unbind(*self.handle(self.profiles[0], 0))
         self.assert_back_after_a_reboot()
 
 
@@ -112,10 +124,6 @@ class MdevTest(RestoreCase):
 
     machine = 'dgx-a100-40'
     policy = _MIG
-
-    def test_reboot(self):
-        self.bind('1g.5gb', '1g.5gb', '3g.20gb')
-        self.assert_back_after_a_reboot()
 
     def test_one_that_fails_costs_no_other(self):
         self.bind('1g.5gb', '1g.5gb', '3g.20gb')
@@ -291,11 +299,6 @@ class VendorVfioTest(RestoreCase):
     gpu = '0000:16:00.0'
     policy = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 
-    def test_reboot(self):
-        self.bind('L40S-12Q', 'L40S-12Q', 'L40S-12Q')
-        self.binder.unbind(*self.handle('L40S-12Q', 1))
-        self.assert_back_after_a_reboot()
-
     def test_function_that_somebody_else_has_taken(self):
         self.bind('L40S-12Q')
         (entry,) = self.records.claims()
@@ -308,18 +311,6 @@ class VendorVfioTest(RestoreCase):
         error = self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertIn('there is a vGPU of type nvidia-1165', str(error))
         self.assertEqual(before, self.on_gpu())
-
-
-class SlicedVfioTest(RestoreCase):
-
-    machine = 'a100x4-vfio'
-    gpu = '0000:31:00.0'
-    policy = _MIG
-
-    def test_reboot(self):
-        self.bind('1g.10gb', '2g.20gb', '1g.10gb', '2g.20gb')
-        self.binder.unbind(*self.handle('1g.10gb', 0))
-        self.assert_back_after_a_reboot()
 
 
 class SharedTest(RestoreCase):
