@@ -156,12 +156,6 @@ class CleaningCase(base.BaseTestCase):
 
 class TenantsTest(CleaningCase):
 
-    def test_a_gpu_that_nobody_had_is_not_reset(self):
-        for _ in range(3):
-            self.assertFalse(self.look())
-        self.assertEqual(0, self.resets())
-        self.assertEqual([], self.whats())
-
     def test_a_bind_waits_for_the_reset_unless_the_gpu_is_parted(self):
         self.use_up()
         whole = cleaning.Whole(self.live.gpu(self.address), 'provider',
@@ -255,14 +249,6 @@ class TenantsTest(CleaningCase):
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
 
-    def test_who_turns_it_off_ends_the_time_of_a_server(self):
-        self.ledger.allocate('server')
-        self.look()
-        self.enabled = False
-        self.start()
-        self.look()
-        self.assertEqual(['given', 'returned'], self.whats())
-
     def test_a_gpu_that_is_no_longer_offered_as_a_whole(self):
         self.ledger.allocate('server')
         self.look()
@@ -322,15 +308,6 @@ class ObstacleTest(CleaningCase):
             self.assertTrue(self.look())
         self.assertIs(_STATE.DIRTY, self.state())
         self.assertFalse(self.look())
-
-    def test_a_gpu_that_does_not_come_back(self):
-        self.use_up()
-        self.machine.faults.fail('nvmlDeviceGetHandleByPciBusId*',
-                                 pynvml.NVML_ERROR_GPU_IS_LOST, times=None,
-                                 address=str(self.address))
-        self.assertTrue(self.look())
-        self.assertIs(_STATE.STUCK, self.state())
-        self.assertIn('GPU_IS_LOST', self.evidence()['reason'])
 
     def test_a_gpu_that_shows_what_was_on_it(self):
         self.machine.set_health(str(self.address), uncorrected=2)
@@ -419,16 +396,6 @@ class GuestTest(CleaningCase):
 
 
 class CrashTest(CleaningCase):
-
-    def test_a_restart_forgets_no_tenant(self):
-        self.ledger.allocate('server')
-        self.look()
-        self.start()
-        self.assertTrue(self.withheld())
-        self.ledger.delete('server')
-        self.assertFalse(self.look())
-        self.assertEqual(1, self.resets())
-        self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
 
     def test_a_restart_takes_a_clean_gpu_for_clean(self):
         self.use_up()

@@ -178,12 +178,6 @@ class RestartTest(FabricCase):
         self.binder.bind(*self.bound)
         self.live.refresh()
 
-    def test_nothing_to_do(self):
-        self.keep()
-        self.assert_active(self.partition)
-        self.assertEqual(
-            1, self.machine.calls['fmActivateFabricPartitionWithVFs'])
-
     def test_the_fabric_manager_was_restarted(self):
         for restart in (False, True):
             self.machine.stop_fabric_manager()

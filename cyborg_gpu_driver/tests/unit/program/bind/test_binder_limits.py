@@ -236,14 +236,6 @@ class SlowUnbindTest(LimitCase):
         self.assertEqual(_NOTHING, self.truth())
         self.assertEqual([], self.phases())
 
-    def test_the_lock_of_the_gpu_is_held(self):
-        with self.hold():
-            self.assertRaises(exception.GpuDriverError, self.binder.unbind,
-                              *self.asked)
-            self.assertEqual([gpu_record.Phase.UNBINDING], self.phases())
-            self.assertEqual(self.bound, self.truth())
-        self.assert_returned()
-
     def test_nvml_hangs(self):
         self.machine.faults.delay(
             _DESTROY, 1, sleep=lambda _seconds: self.release.wait(scope.HANG))

@@ -147,6 +147,14 @@ class BindTest(group_case.GroupCase):
         self.assertEqual((), self.records.claims())
         self.running.binder.bind(*handle)
         self.assert_sound()
+        self.world.stop_fabric_manager()
+        self.assertRaises(exception.FabricError, self.running.binder.unbind,
+                          *handle)
+        self.world.start_fabric_manager(restart=True)
+        for _ in range(2):
+            self.report()
+        self.assert_sound()
+        self.assertEqual((), self.records.claims())
 
     def test_an_activation_that_fails_is_rolled_back(self):
         for after in (False, True):
@@ -454,14 +462,6 @@ class UnknownSizeTest(group_case.GroupCase):
             {'nvlink-4': 'NVLink connects the GPU to no group of 4; '
                          'nvlink_sizes can be 1, 2', 'nvlink-2': ''},
             {offer.profile: offer.problem for offer in self.offers()})
-
-
-class SizesTest(group_case.GroupCase):
-
-    options = {'mode': 'nvlink', 'nvlink_sizes': [2, 8]}
-
-    def test_only_these_are_offered(self):
-        self.assertEqual({*PAIRS, *ALL}, self.free())
 
 
 class ReportTest(group_case.GroupCase):

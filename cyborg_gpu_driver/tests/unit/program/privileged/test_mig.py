@@ -78,13 +78,6 @@ class DaemonTest(base.BaseTestCase):
             pass
         return path
 
-    def test_what_is_asked_for_is_written(self):
-        path = self.make('class', 'mdev_bus', _PARENT,
-                         'mdev_supported_types', 'nvidia-231', 'create')
-        privileged_vgpu.create_mdev(_PARENT, 'nvidia-231', _UUID)
-        with open(path) as stream:
-            self.assertEqual(_UUID, stream.read())
-
     def test_the_kernels_error_arrives(self):
         error = self.assertRaises(exception.SysfsError,
                                   privileged_vgpu.remove_mdev, _UUID)
@@ -103,9 +96,6 @@ class DaemonTest(base.BaseTestCase):
             privileged_vgpu.set_vgpu_placement(vgpu, 12)
             with open(path) as stream:
                 self.assertEqual('vgpu-placement-id=12', stream.read())
-
-    def test_nobody_holds_a_function_without_a_vfio_device(self):
-        self.assertEqual((), tuple(privileged_vgpu.vfio_holders(_PARENT)))
 
     def test_mdevctl_is_run(self):
         privileged_vgpu.undefine_mdev(_UUID)  # There is no mdevctl.
@@ -150,12 +140,6 @@ class DaemonTest(base.BaseTestCase):
             self.assertRaises(exception.UnknownGpu, call, *arguments)
         for path in files:
             self.assertEqual(0, os.path.getsize(path), path)
-
-    def test_an_mdev_of_nvidias_is_removed(self):
-        path = self.make_mdev(_PARENT, 'remove')
-        privileged_vgpu.remove_mdev(_UUID)
-        with open(path) as stream:
-            self.assertEqual('1', stream.read())
 
     def test_a_daemon_that_died_is_an_error_of_ours(self):
         self.make('class', 'mdev_bus', _PARENT, 'mdev_supported_types',

@@ -95,14 +95,6 @@ class StepsTest(ready_case.ReadyCase):
              for item in self.gpu().mig.instances])
         self.assertEqual([], self.steps())
 
-    def test_what_a_reboot_takes_is_set_again(self):
-        self.use('hgx-h100')
-        self.govern('mig')
-        self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'], self.steps())
-        self.machine.reboot()
-        self.assertEqual((False, 0), self.is_now())
-        self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'], self.steps())
-
     def test_dead_functions_are_made_anew(self):
         self.use('l40sx4')
         self.govern('vgpu', vgpu_types=('L40S-12Q',))
@@ -128,11 +120,6 @@ class StepsTest(ready_case.ReadyCase):
         self.start()
         self.preparer._health.function_died(
             self.address, self.gpu().vfs[0].address)
-        self.assertEqual([], self.steps())
-
-    def test_gpus_without_sriov_need_nothing(self):
-        self.use('t4x4')
-        self.govern('vgpu', vgpu_types=('T4-2B',))
         self.assertEqual([], self.steps())
 
     def test_left_alone(self):
@@ -277,16 +264,6 @@ class InUseTest(ready_case.ReadyCase):
         self.govern('mig')
         self.waits('no access')
         self.assertEqual((False, 20), self.is_now())
-
-    def test_a_gpu_that_cannot_be_read(self):
-        self.govern('mig')
-        self.machine.faults.fail(
-            'nvmlDeviceGetGpuInstanceProfileInfo*', pynvml.NVML_ERROR_UNKNOWN,
-            times=None)
-        gpu = self.gpu()
-        self.assertTrue(gpu.problems)
-        self.preparer.prepare(gpu)
-        self.assertEqual((False, 0), self.is_now())
 
     def test_a_gpu_that_cannot_be_read_after_a_step(self):
         self.govern('mig')

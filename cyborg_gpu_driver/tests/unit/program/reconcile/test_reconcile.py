@@ -81,11 +81,6 @@ class ReconcileCase(binder_case.BinderCase):
 
 class FindTest(ReconcileCase):
 
-    def test_nothing(self):
-        self.bind()
-        self.assertEqual([], self.kinds())
-        self.assertEqual('', self.look())
-
     def test_a_gpu_in_motion_is_left_out(self):
         entry = self.bind()
         self.asked = ()
@@ -263,14 +258,6 @@ class RepairTest(ReconcileCase):
         self.assertEqual(before[0], self.truth()[0])
         self.assertEqual(gpu_record.Phase.BOUND,
                          self.records.claims()[0].phase)
-
-    def test_an_entry_that_is_gone(self):
-        entry = self.bind()
-        self.asked = ()
-        difference = self.difference(K.NO_REQUEST)
-        self.binder.unbind(str(entry.function), entry.mdev_type,
-                           entry.handle)
-        self.assertIn('not bound any more', self.refused(difference))
 
     def test_a_vgpu_and_its_instance_are_made_again(self):
         entry = self.bind()

@@ -95,13 +95,6 @@ class ResetTest(ResetCase):
         (gpu,) = self.reader.snapshot().gpus
         self.assertEqual((), gpu.problems)
 
-    def test_a_gpu_of_a_guest_that_is_gone(self):
-        self.machine.bind_driver(_GPU, 'vfio-pci')
-        self.reset()
-        self.whole()
-        self.assertEqual('vfio-pci', self.state()[0])
-        self.assertEqual(0, self.machine.calls['nvidia-smi'])
-
     def test_holders_are_named(self):
         for name, remedy in (('nv-hostengine', 'nvidia-dcgm'),
                              ('something', '(something)')):
@@ -247,12 +240,6 @@ class ModeTest(ResetCase):
         self.assertTrue(self.switch())
         self.whole()
 
-    def test_the_daemon_is_no_obstacle(self):
-        for enable in (True, False):
-            self.assertTrue(self.switch(enable))
-        self.assertEqual(((812, 'nvidia-persiste'),),
-                         self.machine.holders(_GPU))
-
     def test_a_mode_that_is_left_pending(self):
         self.machine.add_holder(_GPU, 815, 'nv-hostengine')
         self.assertFalse(self.switch(may_reset=False))
@@ -308,20 +295,6 @@ class TenantTest(ResetCase):
         self.machine.change_gpu(_GPU, ecc_modes=[False] * 2)
         self.refused(exception.GpuInUse, 'process', self.clean)
         self.assertEqual([False, False], self.ecc())
-
-    def test_one_after_another_on_a_default_host(self):
-        for board, version in (('a100-40', '550.144.02'),
-                               ('a100-40', '580.65.06'),
-                               ('h100-nvl', '595.45.04')):
-            self.host(board, version=version)
-            for _ in range(2):
-                self.machine.attach_whole(_GPU)
-                self.machine.detach_whole(_GPU)
-                self.clean()
-                with self.machine.operation():
-                    self.assertTrue(self.machine.gpu(_GPU).state.persistence)
-                self.hand_over()
-            self.whole()
 
     def test_the_ecc_mode_is_restored(self):
         self.machine.change_gpu(_GPU, ecc_modes=[False] * 2)
