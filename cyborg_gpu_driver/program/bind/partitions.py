@@ -72,9 +72,9 @@ class Kind(abc.ABC):
     def destroy(self, claim: gpu_record.Claim) -> None:
         """Destroy all that a claim has, also after an interrupted bind."""
 
-    @abc.abstractmethod
     def exists(self, claim: gpu_record.Claim) -> bool:
         """Whether the partition of a bound claim exists."""
+        return True
 
     def _disconnect(self, claim: gpu_record.Claim) -> None:
         """Deactivate the NVSwitch partition of a claim, if it has one."""
@@ -114,7 +114,11 @@ class Vgpus(Kind):
 
     def claim(self, address: model.PciAddress, asked: plan.Request,
               share: bool) -> gpu_record.Claim:
-        gpu = self._known(address)
+        gpu = self._host.gpu(address)
+        if gpu.mixed_sizes:
+            # Only the driver knows the placements of vGPUs that other tools
+            # made. A taken one fails when the guest starts, not at the bind.
+            gpu = self._host.refresh_gpu(address)
         available = self._host.offers(gpu)
         offer = plan.find_offer(gpu, available, asked)
         claim = plan.plan(gpu, available, offer, asked,
@@ -156,15 +160,6 @@ class Vgpus(Kind):
 
     def exists(self, claim: gpu_record.Claim) -> bool:
         return self.vgpu_type(claim.vgpu) == claim.mdev_type
-
-    def _known(self, address: model.PciAddress) -> model.Gpu:
-        """The known state of a GPU; read again if it has mixed sizes.
-
-        Only the driver knows the placements of vGPUs that other tools made.
-        A taken placement fails when the guest starts, not at the bind.
-        """
-        gpu = self._host.gpu(address)
-        return self._host.refresh_gpu(address) if gpu.mixed_sizes else gpu
 
     def vgpu_type(self, vgpu: spec.VgpuSpec) -> str | None:
         """Type (``nvidia-474``) of the vGPU in the place of ``vgpu``, if any.
@@ -491,9 +486,6 @@ class Groups(Kind):
                     self._host.refresh_gpu(address), lambda: None)
                 self._audit.record(address, 'cleaned', claim.handle,
                                    evidence)
-
-    def exists(self, claim: gpu_record.Claim) -> bool:
-        return True
 
     def _check_boot(self, asked: plan.Request, group: nvlink.Group) -> None:
         """Refuse a group if a module id was not read since the host started.

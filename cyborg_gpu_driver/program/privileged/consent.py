@@ -53,13 +53,10 @@ def describe(found: Iterable[tuple[int, str]]) -> str:
     :param found: process ids and names; id 0 is a kernel module.
     :returns: empty if nothing has the GPU open.
     """
-    return ', '.join(_one(pid, name) for pid, name in sorted(found))
-
-
-def _one(pid: int, name: str) -> str:
-    what = f'process {pid} ({name})' if pid else f'kernel module {name}'
-    remedy = _REMEDIES.get(name)
-    return f'{what}: {remedy}' if remedy else what
+    return ', '.join(
+        (f'process {pid} ({name})' if pid else f'kernel module {name}')
+        + (f': {_REMEDIES[name]}' if name in _REMEDIES else '')
+        for pid, name in sorted(found))
 
 
 LOG = logging.getLogger(__name__)

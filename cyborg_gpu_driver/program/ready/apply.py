@@ -225,10 +225,16 @@ class Applier:
                 self._records.put(gpu.address, change=None,
                                   **self._remembered(now, remember))
                 return Status.UNCHANGED
+
+            def check(gpu: model.Gpu) -> Mapping[str, object]:
+                _verify(gpu, planned)
+                # Written with the removal of the change. So a process that
+                # is killed leaves no instance that is in neither record, and
+                # no layout that the GPU does not have.
+                return self._remembered(gpu, remember)
+
             now, pending = self._transactions.run(
-                now, planned.steps,
-                lambda gpu: self._settled(gpu, planned, remember),
-                may_reset=options.may_reset)
+                now, planned.steps, check, may_reset=options.may_reset)
             LOG.info('GPU %(gpu)s: %(steps)s', {
                 'gpu': gpu.address,
                 'steps': '; '.join(map(str, planned.steps))})
@@ -259,17 +265,6 @@ class Applier:
             outcomes.extend(pool.map(one, others))
         by_gpu = {outcome.gpu: outcome for outcome in outcomes}
         return tuple(by_gpu[gpu.address] for gpu, _ in gpus)
-
-    def _settled(self, now: model.Gpu, planned: change.Change,
-                 remember: bool) -> Mapping[str, object]:
-        """Check a change, and return the layout to record with its removal.
-
-        Both are written at once. So a process that is killed leaves no
-        instance that is in neither record, and no layout that the GPU does
-        not have.
-        """
-        _verify(now, planned)
-        return self._remembered(now, remember)
 
     def _remembered(self, now: model.Gpu, anew: bool
                     ) -> Mapping[str, object]:

@@ -104,9 +104,10 @@ class Executor:
             raise _refused(f'GPU {self._address} was not read')
         return self._gpu
 
-    def _switch_mig(self, enable: bool) -> None:
-        self.pending = not reset.switch(self._machine, self._snapshot(),
-                                        enable, self._may_reset)
+    def _switch_mig(self, step: change.Step) -> None:
+        self.pending = not reset.switch(
+            self._machine, self._snapshot(),
+            step.action is change.Action.ENABLE_MIG, self._may_reset)
 
     def _create_instance(self, step: change.Step) -> None:
         """Create a GPU instance at its placement, and set its scheduler.
@@ -217,7 +218,9 @@ class Executor:
         """Remove an unused vGPU, if it exists."""
         vgpu = _vgpu(step)
         if vgpu.uuid is not None:
-            self._remove_mdev(vgpu.uuid)
+            if self._machine.sysfs.exists(*functions.DEVICES, vgpu.uuid):
+                with _or_gone():
+                    privileged_vgpu.remove_mdev(vgpu.uuid)
         elif type_of(self._machine, vgpu) == vgpu.type_id:
             vfio.check_idle(self._machine, self._snapshot(), vgpu.function)
             privileged_vgpu.set_vgpu_type(str(vgpu.function), 0)
@@ -232,22 +235,16 @@ class Executor:
     def _deactivate(self, step: change.Step) -> None:
         privileged_fabric.deactivate(_partition(step))
 
-    def _remove_mdev(self, uuid: str) -> None:
-        if not self._machine.sysfs.exists(*functions.DEVICES, uuid):
-            return
-        try:
-            privileged_vgpu.remove_mdev(uuid)
-        except exception.SysfsError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV):
-                raise
-
-    def _switch_functions(self, enable: bool) -> None:
+    def _switch_functions(self, step: change.Step) -> None:
         # sriov-manage unbinds the GPU from its driver.
         with self._machine.nvml.alone():
-            privileged_gpu.set_virtual_functions(self._address, enable)
+            privileged_gpu.set_virtual_functions(
+                self._address,
+                step.action is change.Action.ENABLE_FUNCTIONS)
 
-    def _mix_sizes(self, enable: bool) -> None:
-        privileged_gpu.set_mixed_sizes(self._address, enable)
+    def _mix_sizes(self, step: change.Step) -> None:
+        privileged_gpu.set_mixed_sizes(
+            self._address, step.action is change.Action.MIXED_ON)
 
     def _schedule(self, step: change.Step) -> None:
         if step.scheduler is None:
@@ -272,12 +269,11 @@ class Executor:
             LOG.warning('GPU %(gpu)s: cannot %(step)s: %(error)s', {
                 'gpu': self._address, 'step': step, 'error': error})
 
-    def _bind_nvidia(self) -> None:
-        vfio.bind(self._machine, self._snapshot().address,
-                  whole.NVIDIA)
-
-    def _bind_vfio(self) -> None:
+    def _bind(self, step: change.Step) -> None:
         gpu = self._snapshot()
+        if step.action is change.Action.BIND_NVIDIA:
+            vfio.bind(self._machine, gpu.address, whole.NVIDIA)
+            return
         if gpu.driver == whole.NVIDIA:
             reset.clear_partitions(self._machine, gpu.address)
         vfio.hand_over(self._machine, gpu)
@@ -311,6 +307,9 @@ def _or_gone() -> Iterator[None]:
     except exception.NvmlError as error:
         if error.symbol not in GONE:
             raise
+    except exception.SysfsError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
 
 
 def _partition(step: change.Step) -> int:
@@ -331,15 +330,13 @@ def _refused(reason: str) -> exception.StepFailed:
 
 _Taken = Callable[[Executor, change.Step], None]
 _ACTIONS: dict[change.Action, _Taken] = {
-    change.Action.BIND_NVIDIA: lambda self, _step: self._bind_nvidia(),
-    change.Action.DISABLE_FUNCTIONS:
-        lambda self, _step: self._switch_functions(False),
-    change.Action.ENABLE_MIG: lambda self, _step: self._switch_mig(True),
-    change.Action.DISABLE_MIG: lambda self, _step: self._switch_mig(False),
-    change.Action.ENABLE_FUNCTIONS:
-        lambda self, _step: self._switch_functions(True),
-    change.Action.MIXED_ON: lambda self, _step: self._mix_sizes(True),
-    change.Action.MIXED_OFF: lambda self, _step: self._mix_sizes(False),
+    change.Action.BIND_NVIDIA: Executor._bind,
+    change.Action.DISABLE_FUNCTIONS: Executor._switch_functions,
+    change.Action.ENABLE_MIG: Executor._switch_mig,
+    change.Action.DISABLE_MIG: Executor._switch_mig,
+    change.Action.ENABLE_FUNCTIONS: Executor._switch_functions,
+    change.Action.MIXED_ON: Executor._mix_sizes,
+    change.Action.MIXED_OFF: Executor._mix_sizes,
     change.Action.SCHEDULER: Executor._schedule,
     change.Action.DESTROY_VGPU: Executor._destroy_vgpu,
     change.Action.DESTROY_COMPUTE: Executor._destroy_compute,
@@ -349,5 +346,5 @@ _ACTIONS: dict[change.Action, _Taken] = {
     change.Action.CREATE_VGPU: Executor._create_vgpu,
     change.Action.ACTIVATE_PARTITION: Executor._activate,
     change.Action.DEACTIVATE_PARTITION: Executor._deactivate,
-    change.Action.BIND_VFIO: lambda self, _step: self._bind_vfio(),
+    change.Action.BIND_VFIO: Executor._bind,
 }

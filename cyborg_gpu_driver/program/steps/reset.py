@@ -177,7 +177,6 @@ class Resetter:
         :raises StepFailed: if it cannot be reset, or is not clean.
         """
         address = gpu.address
-        self._check_possible(gpu)
         record = self._machine.records.board(address)
         # It may be at nvidia again, after a reset that did not finish.
         wanted = (record.modes if record is not None
@@ -220,14 +219,28 @@ class Resetter:
 
         :param wanted: the modes that it had before its server, if known.
         """
+        if not self.can_reset(gpu):
+            raise exception.StepFailed(
+                reason='the kernel has no way to reset it (no file "reset" '
+                'in sysfs); [gpu] clean_whole_gpus = false offers it '
+                'without a reset')
         try:
-            self._open(gpu, begin)
-            return self._check_idle(gpu.address)
+            # A GPU that the operator bound to vfio-pci remains there: the
+            # operator may not want the nvidia driver to have it at all.
+            if gpu.bound_from == whole.NVIDIA:
+                begin()
+                vfio.bind(self._machine, gpu.address, whole.NVIDIA)
+            traces = self._traces(gpu.address)
         except exception.NvmlError as error:
             hint = wanted and cleaning.shut(str(gpu.address), wanted)
             if not hint:
                 raise
             raise exception.StepFailed(reason=f'{error}; {hint}') from error
+        if traces.processes:
+            raise exception.GpuInUse(
+                gpu=gpu.address, reason=f'{traces.processes} process(es) of '
+                'this machine use it')
+        return traces
 
     def _restore(self, gpu: model.Gpu, wanted: gpu_record.Modes) -> None:
         """Set the modes that a GPU had before it was handed over.
@@ -248,32 +261,6 @@ class Resetter:
     def _modes(self, address: model.PciAddress
                ) -> tuple[gpu_record.Modes, gpu_record.Modes]:
         return modes.kept(self._machine.nvml, address)
-
-    def _open(self, gpu: model.Gpu, begin: Callable[[], object]) -> None:
-        """Let NVML see a GPU that this library took from the nvidia driver.
-
-        A GPU that the operator bound to vfio-pci remains there: the operator
-        may not want the nvidia driver to have it at all.
-        """
-        if gpu.bound_from == whole.NVIDIA:
-            begin()
-            vfio.bind(self._machine, gpu.address, whole.NVIDIA)
-
-    def _check_possible(self, gpu: model.Gpu) -> None:
-        if not self.can_reset(gpu):
-            raise exception.StepFailed(
-                reason='the kernel has no way to reset it (no file "reset" '
-                'in sysfs); [gpu] clean_whole_gpus = false offers it '
-                'without a reset')
-
-    def _check_idle(self, address: model.PciAddress) -> cleaning.Traces:
-        """The traces of a GPU, which must be unused."""
-        traces = self._traces(address)
-        if traces.processes:
-            raise exception.GpuInUse(
-                gpu=address, reason=f'{traces.processes} process(es) of '
-                'this machine use it')
-        return traces
 
     @gate.series
     def _traces(self, address: model.PciAddress) -> cleaning.Traces:

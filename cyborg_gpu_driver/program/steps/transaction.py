@@ -270,7 +270,7 @@ class Transactions:
             str(vgpu.function) for vgpu in change.vgpus)])
         before = change.before
         now = self._read(gpu, change.vgpus)
-        if before.enabled and not _is_enabled(now):
+        if before.enabled and now.mig is not None and not now.mig.enabled:
             reset.put_back(self.machine, gpu, True, before.pending)
             now = self._read(gpu, change.vgpus)
         steps = desired.rollback(now, change)
@@ -341,5 +341,3 @@ def _reasons(step: partition_change.Step, used: Mapping[model.Placement, str]
                      and step.placement == place)]
 
 
-def _is_enabled(gpu: model.Gpu) -> bool:
-    return gpu.mig is not None and gpu.mig.enabled

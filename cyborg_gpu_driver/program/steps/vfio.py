@@ -102,14 +102,8 @@ def bind(machine: platform.Platform, address: model.PciAddress,
     """
     with machine.nvml.alone():
         privileged_driver.bind(str(address), driver)
-    if driver == whole.NVIDIA:
-        _persist(machine, address)
-
-
-def _persist(machine: platform.Platform, address: model.PciAddress) -> None:
-    """Turn persistence mode on again if it was on before."""
     record = machine.records.board(address)
-    if record is not None and record.persistence:
+    if driver == whole.NVIDIA and record is not None and record.persistence:
         with machine.nvml.alone():
             privileged_gpu.persist(str(address))
 
@@ -124,18 +118,16 @@ def roll_back(machine: platform.Platform, gpu: model.Gpu) -> bool:
 
     :returns: whether it was so.
     """
-    return was_cut_off(machine, gpu) and _unlock(machine, gpu.address)
+    if not was_cut_off(machine, gpu):
+        return False
+    with machine.nvml.alone():
+        return privileged_driver.reopen(str(gpu.address))
 
 
 def was_cut_off(machine: platform.Platform, gpu: model.Gpu) -> bool:
     """Whether the hand-over of a GPU may have died."""
     return (gpu.driver == whole.NVIDIA and not gpu.visible_to_nvml
             and machine.records.board(gpu.address) is not None)
-
-
-def _unlock(machine: platform.Platform, address: model.PciAddress) -> bool:
-    with machine.nvml.alone():
-        return privileged_driver.reopen(str(address))
 
 
 def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
