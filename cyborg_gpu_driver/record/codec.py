@@ -258,16 +258,13 @@ def _number(content: Any) -> int:
     return content
 
 
-def _text(content: Any) -> str:
-    if type(content) is not str:
-        raise ValueError(f'{content!r} is not text')
-    return content
+def _exactly(kind: type, words: str) -> Decoder:
+    def decoded(content: Any) -> Any:
+        if type(content) is not kind:
+            raise ValueError(f'{content!r} is not {words}')
+        return content
 
-
-def _truth(content: Any) -> bool:
-    if type(content) is not bool:
-        raise ValueError(f'{content!r} is neither true nor false')
-    return content
+    return decoded
 
 
 def _time(content: Any) -> float:
@@ -276,11 +273,8 @@ def _time(content: Any) -> float:
     return float(content)
 
 
-def _nothing(content: Any) -> None:
-    if content is not None:
-        raise ValueError(f'{content!r} is not null')
-
-
+_text = _exactly(str, 'text')
 _PLAIN: dict[Any, Decoder] = {
-    int: _number, str: _text, bool: _truth, float: _time,
-    type(None): _nothing}
+    int: _number, float: _time, str: _text,
+    bool: _exactly(bool, 'true or false'),
+    type(None): _exactly(type(None), 'null')}

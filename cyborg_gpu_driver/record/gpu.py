@@ -31,8 +31,6 @@ from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import ledger as record_ledger
 
-# The health conditions in the record of one GPU. Pure.
-
 
 @dataclasses.dataclass(frozen=True)
 class HealthRecord:

@@ -17,10 +17,6 @@ and a checksum. The same rules apply to all records:
   written, they are kept in this process's memory, and each write of the
   record tries again. What was observed while a file could not be read does
   not replace what the file has.
-
-Each attach handle has one claim on each of its GPUs. A claim is written
-before its partition is touched and again afterwards, so that the next process
-can finish the operation or roll it back.
 """
 
 from __future__ import annotations
@@ -53,11 +49,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import uptime
 
-# The content of the file of one GPU's record.
-#
-# A field that only a later release knows is ignored, and written again. Of a
-# damaged file each part is kept that can be decoded. If cordons or the health
-# may be lost, the GPU is cordoned until an operator lifts that.
+LOG = logging.getLogger(__name__)
 
 KIND = 'cyborg-gpu GPU'
 VERSION = 1
@@ -87,16 +79,12 @@ class Salvaged:
         return text
 
 
-def read_content(path: str, address: model.PciAddress
-                 ) -> tuple[gpu_record.GpuRecord, Any] | None:
-    """The record of a GPU and the file's content; None without a file.
+def _decoded(path: str, address: model.PciAddress, content: Any
+             ) -> gpu_record.GpuRecord:
+    """The record that a file contains.
 
-    :raises JournalUnreadable: if this process cannot read the file.
     :raises JournalError: if the record is damaged.
     """
-    content = durable.read(path, KIND, VERSION)
-    if content is None:
-        return None
     try:
         values, problems = codec.parts(gpu_record.GpuRecord, content)
         for name, problem in problems.items():
@@ -107,23 +95,11 @@ def read_content(path: str, address: model.PciAddress
     except ValueError as error:
         raise exception.JournalError(
             path=path, reason=f'is damaged: {error}') from error
-    return record, content
-
-
-def write_content(path: str, record: gpu_record.GpuRecord, before: Any) -> Any:
-    """Write a record, with the fields of a later release in ``before``.
-
-    :returns: the content of the file.
-    :raises JournalError: if the file cannot be written.
-    """
-    content = codec.carried(gpu_record.GpuRecord, before,
-                            codec.encode(record))
-    durable.write(path, KIND, VERSION, content)
-    return content
+    return record
 
 
 def salvage_content(path: str, address: model.PciAddress) -> Salvaged:
-    """Keep what a file that :func:`read_content` refuses still tells."""
+    """Keep what the file of a damaged record still tells."""
     content, is_sound = durable.salvage(path, KIND)
     values: dict[str, Any] = {}
     lost = {field.name for field in dataclasses.fields(gpu_record.GpuRecord)}
@@ -148,8 +124,6 @@ def salvage_content(path: str, address: model.PciAddress) -> Salvaged:
     return Salvaged(record, tuple(sorted(lost)), content if is_sound else None)
 
 
-# Parts of records that no file has yet.
-
 _EMPTY = gpu_record.GpuRecord()
 
 
@@ -162,28 +136,8 @@ class _Part:
     """Whether the record could be read when the field changed."""
 
 
-class Parts:
-    """What is to be written to one record.
-
-    :param parts: by field.
-    """
-
-    def __init__(self, parts: Mapping[str, _Part]):
-        self._parts = parts
-
-    def on(self, record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
-        """The record with these parts.
-
-        A part that was changed while the record could not be read does not
-        replace what the record has: the two are joined.
-        """
-        return dataclasses.replace(record, **{
-            name: part.value if part.was_read
-            else _joined(name, getattr(record, name), part.value)
-            for name, part in self._parts.items()})
-
-    def __iter__(self) -> Iterator[tuple[str, _Part]]:
-        return iter(self._parts.items())
+_Parts = Mapping[str, _Part]
+"""What is to be written to one record, by field."""
 
 
 class Pending:
@@ -200,14 +154,13 @@ class Pending:
         return address in self._parts
 
     def addresses(self) -> tuple[model.PciAddress, ...]:
-        """The GPUs whose records have parts in memory."""
         with self._mutex:
             return tuple(self._parts)
 
-    def of(self, address: model.PciAddress) -> Parts:
+    def of(self, address: model.PciAddress) -> _Parts:
         """A copy of the parts of a GPU's record."""
         with self._mutex:
-            return Parts(dict(self._parts.get(address, {})))
+            return dict(self._parts.get(address, {}))
 
     def keep(self, address: model.PciAddress, before: gpu_record.GpuRecord,
              after: gpu_record.GpuRecord, was_read: bool) -> None:
@@ -229,25 +182,35 @@ class Pending:
                 parts[name] = _Part(value, was_read or (
                     earlier is not None and earlier.was_read))
 
-    def forget(self, address: model.PciAddress, written: Parts) -> None:
+    def forget(self, address: model.PciAddress, written: _Parts) -> None:
         """Drop parts that were written, unless they are newer now.
 
         Another thread may have kept newer ones.
         """
         with self._mutex:
             left = self._parts.get(address, {})
-            for name, part in written:
+            for name, part in written.items():
                 if left.get(name) is part:
                     del left[name]
             if not left:
                 self._parts.pop(address, None)
 
 
-def _joined(name: str, there: Any, kept: Any) -> Any:
-    """A field of a record, with what was kept while it could not be read.
+def joined(record: gpu_record.GpuRecord, parts: _Parts
+           ) -> gpu_record.GpuRecord:
+    """A record with parts that no file has yet.
 
-    What the next report observes again gives way to the record.
+    A part that was changed while the record could not be read does not
+    replace what the record has: the two are joined.
     """
+    return dataclasses.replace(record, **{
+        name: part.value if part.was_read
+        else _joined(name, getattr(record, name), part.value)
+        for name, part in parts.items()})
+
+
+def _joined(name: str, there: Any, kept: Any) -> Any:
+    # What the next report observes again gives way to the record.
     if name == 'health' and there and kept:
         return there.joined(kept)
     if name == 'errors':
@@ -260,17 +223,11 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
     return kept if there == getattr(_EMPTY, name) else there
 
 
-LOG = logging.getLogger(__name__)
-
 _SUFFIX = '.json'
-
 _stores: weakref.WeakValueDictionary[str, Store] = (
     weakref.WeakValueDictionary())
 _stores_mutex = threading.Lock()
-
-
 _LOST = 'was damaged, and its claims are not rebuilt yet'
-"""What is wrong with a record, for people."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,8 +288,8 @@ class Store(boards.Records):
         :raises JournalUnreadable: if this process cannot read the file.
         :raises JournalError: if the record is damaged.
         """
-        return self._current(self._pending.of(address).on(
-            self._read(address)))
+        return self._current(joined(self._read(address),
+                                    self._pending.of(address)))
 
     def peek(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         """Like :meth:`read`; if the file is unusable, only what is in memory.
@@ -377,7 +334,7 @@ class Store(boards.Records):
         with locks.record(self.state_path, address):
             before = self._read(address)
             parts = self._pending.of(address)
-            draft = Draft(self._current(parts.on(before)))
+            draft = Draft(self._current(joined(before, parts)))
             yield draft
             draft.record = self._counted(self._current(draft.record))
             if draft.record != before:
@@ -462,7 +419,8 @@ class Store(boards.Records):
                 kept = durable.keep_aside(path)
                 found = salvage_content(path, address)
                 parts = self._pending.of(address)
-                self._write(address, parts.on(found.record), found.content)
+                self._write(address, joined(found.record, parts),
+                            found.content)
                 self._pending.forget(address, parts)
                 LOG.error('%(error)s. The record was moved to %(kept)s. '
                           '%(found)s', {'error': error, 'kept': kept,
@@ -478,10 +436,6 @@ class Store(boards.Records):
                 raise
             return error
         return None
-
-    def is_lost(self, address: model.PciAddress) -> bool:
-        """Whether the claims of a GPU have to be rebuilt."""
-        return self.read(address).claims_lost
 
     def unknown_claims(self) -> dict[model.PciAddress, Unknown]:
         """The GPUs whose claims are not known now."""
@@ -582,10 +536,11 @@ class Store(boards.Records):
         If they are not known, the text says why.
         """
         try:
-            if self.is_lost(gpu):
+            record = self.read(gpu)
+            if record.claims_lost:
                 return 'unknown: its record was lost'
             return ', '.join(f'{claim.profile} of handle {claim.handle}'
-                             for claim in self.claims(gpu))
+                             for claim in record.claims)
         except exception.JournalError as error:
             return f'unknown: {error}'
 
@@ -690,7 +645,7 @@ class Store(boards.Records):
             record = self.read(address)
         except exception.JournalError as error:
             self._say(address, error)
-            return self._pending.of(address).on(_EMPTY), False
+            return joined(_EMPTY, self._pending.of(address)), False
         self._said.over(address)
         return record, True
 
@@ -700,17 +655,17 @@ class Store(boards.Records):
         known = self._cache.get(address)
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
-        found = read_content(path, address)
-        if found is None:
+        content = durable.read(path, KIND, VERSION)
+        if content is None:
             self._cache.pop(address, None)
             return _EMPTY
+        record = _decoded(path, address, content)
         # The mark is from before the read: newer content is read again.
-        self._cache[address] = mark, *found
-        return found[0]
+        self._cache[address] = mark, record, content
+        return record
 
     def _counted(self, record: gpu_record.GpuRecord
                  ) -> gpu_record.GpuRecord:
-        """The record with the time of what is, or was, assigned."""
         if not record.assigned and not record.ledger.running:
             return record
         now, last = uptime.now(), None
@@ -733,7 +688,9 @@ class Store(boards.Records):
         path = self.path(address)
         if before is None and address in self._cache:
             before = self._cache[address][2]
-        content = write_content(path, record, before)
+        content = codec.carried(gpu_record.GpuRecord, before,
+                                codec.encode(record))
+        durable.write(path, KIND, VERSION, content)
         self._cache[address] = durable.mark(path), record, content
 
     def _say(self, what: Hashable, error: object) -> None:

@@ -59,14 +59,14 @@ class Rebuilder:
         :returns: the GPUs whose claims were rebuilt.
         """
         lost = [gpu for gpu in self._host.host().gpus
-                if self._is_lost(gpu.address)]
+                if self._records.peek(gpu.address).claims_lost]
         requests = self._cloud.requests() if lost else None
         found: dict[model.PciAddress, list[gpu_record.Claim]] = {}
         skipped = set()
         for gpu in lost:
             try:
                 with locks.gpu(self._records.state_path, gpu.address):
-                    if self._is_lost(gpu.address):
+                    if self._records.peek(gpu.address).claims_lost:
                         found[gpu.address] = self._rebuild(
                             self._host.gpu(gpu.address), requests)
             except exception.GpuDriverError as error:
@@ -109,13 +109,6 @@ class Rebuilder:
                             'source': '' if requests is None else
                             ' and in the accelerator requests of Cyborg',
                             'text': text})
-
-    def _is_lost(self, address: model.PciAddress) -> bool:
-        """Whether to rebuild a GPU; not while its record cannot be read."""
-        try:
-            return self._records.is_lost(address)
-        except exception.JournalError:
-            return False
 
     def adopt(self, gpu: model.Gpu, request: reconcile.Request
               ) -> gpu_record.Claim:

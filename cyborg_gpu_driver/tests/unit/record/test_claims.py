@@ -209,7 +209,7 @@ class JournalTest(base.BaseTestCase):
         again = store.Store(self.state_path)
         self.assertTrue(again.check())
         self.assertEqual([True, False],
-                         [store.of(self.state_path).is_lost(gpu)
+                         [store.of(self.state_path).read(gpu).claims_lost
                           for gpu in (_GPU, _OTHER)])
         again.rebuilt(_GPU, (_entry(1),))
         self.assertFalse(again.check())

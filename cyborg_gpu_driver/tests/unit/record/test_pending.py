@@ -119,4 +119,5 @@ class UnreadTest(test_store.StoreCase):
         written = pending.of(ADDRESS)
         pending.keep(ADDRESS, records[1], records[2], True)
         pending.forget(ADDRESS, written)
-        self.assertEqual(records[2], pending.of(ADDRESS).on(records[1]))
+        self.assertEqual(records[2], store.joined(
+            records[1], pending.of(ADDRESS)))

@@ -70,7 +70,7 @@ class StoreTest(StoreCase):
     def test_a_gpu_without_a_record(self):
         self.assertEqual(gpu_record.GpuRecord(), self.records.read(ADDRESS))
         self.assertEqual((), self.records.addresses())
-        self.assertFalse(self.records.is_lost(ADDRESS))
+        self.assertFalse(self.records.read(ADDRESS).claims_lost)
 
     def test_what_is_written_outlives_the_process(self):
         self.records.put(ADDRESS, fixed=FIXED)
@@ -160,7 +160,7 @@ class DamageTest(StoreCase):
                                       ADDRESS)
                     self.assertRaises(exception.JournalError, records.put,
                                       ADDRESS, fixed=FIXED)
-                    self.assertFalse(records.is_lost(OTHER))
+                    self.assertFalse(records.read(OTHER).claims_lost)
                     self.assertEqual([OTHER], [
                         address for address, record
                         in records.records().items() if record.claims])
@@ -177,7 +177,7 @@ class DamageTest(StoreCase):
             [f'{ADDRESS}.json', f'{ADDRESS}.json.unusable-1',
              f'{OTHER}.json'],
             sorted(os.listdir(os.path.join(self.state_path, 'gpus'))))
-        self.assertTrue(self.again().is_lost(ADDRESS))
+        self.assertTrue(self.again().read(ADDRESS).claims_lost)
         self.assertTrue(self.again().check())
         self.assertEqual(FIXED, self.again().read(OTHER).fixed)
 
@@ -231,7 +231,7 @@ class DamageTest(StoreCase):
         with open(self.records.path(OTHER), 'w', encoding='utf-8') as stream:
             stream.write('{')
         self.records.check()
-        self.assertTrue(self.records.is_lost(OTHER))
+        self.assertTrue(self.records.read(OTHER).claims_lost)
 
     def test_a_record_of_another_gpu(self):
         self.records.put(ADDRESS, layout=LAYOUT)
