@@ -4,7 +4,6 @@
 
 import dataclasses
 import json
-import os
 import uuid
 
 import fixtures
@@ -66,18 +65,6 @@ class JournalTest(base.BaseTestCase):
     def assert_unknown(self, path):
         self.assertIn(path, str(self.assertRaises(
             exception.JournalError, self.records.all_claims)))
-
-    def test_the_last_word_on_a_handle_counts(self):
-        done = _entry(phase=gpu_record.Phase.BOUND, instance_id=13)
-        self.records.put_claims(_entry())
-        self.records.put_claims(done)
-        self.assertEqual((done,), self.records.claims())
-
-    def test_a_removed_entry_is_gone_and_may_be_removed_again(self):
-        self.records.put_claims(_entry(1), _entry(2))
-        self.records.remove_claims(_entry(1).handle)
-        self.records.remove_claims(_entry(1).handle)
-        self.assertEqual((_entry(2),), self.records.claims())
 
     def test_the_first_gpu_of_a_group_loses_its_claim_last(self):
         group = _entry(members=(_GPU, _OTHER))
@@ -198,35 +185,3 @@ class JournalTest(base.BaseTestCase):
         self.records.given_away(bound.handle)
         self.records.put_claims(bound)
         self.assertEqual((bound,), self.records.claims())
-
-    def test_lost_entries_are_found_again(self):
-        self.records.put_claims(_entry(1), _entry(2, gpu=_OTHER))
-        with open(self.path, 'w', encoding='utf-8') as stream:
-            stream.write('{')
-        self.assertTrue(self.records.check())
-        with open(self.path + '.unusable-1', encoding='utf-8') as stream:
-            self.assertEqual('{', stream.read())
-        again = store.Store(self.state_path)
-        self.assertTrue(again.check())
-        self.assertEqual([True, False],
-                         [store.of(self.state_path).read(gpu).claims_lost
-                          for gpu in (_GPU, _OTHER)])
-        again.rebuilt(_GPU, (_entry(1),))
-        self.assertFalse(again.check())
-        self.assertEqual((_entry(1), _entry(2, gpu=_OTHER)), again.claims())
-
-    def test_a_record_that_may_not_be_read_is_left_where_it_is(self):
-        # A directory stands for a file of another user, because root, who may
-        # run this test, reads any file.
-        os.makedirs(self.path)
-        log = self.useFixture(fixtures.FakeLogger())
-        for _ in range(2):
-            self.assertFalse(self.records.check())
-        self.assertEqual(1, log.output.count('cannot be read'))
-        self.assertEqual([os.path.basename(self.path)],
-                         os.listdir(os.path.dirname(self.path)))
-
-    def test_a_good_journal_passes_the_check(self):
-        self.records.put_claims(_entry())
-        self.records.check()
-        self.assertEqual((_entry(),), self.records.claims())

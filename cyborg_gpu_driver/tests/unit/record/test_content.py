@@ -3,9 +3,10 @@
 """What a damaged record, or one of a later release, still tells."""
 
 import dataclasses
-import json
 
 from cyborg_gpu_driver import durable
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
+from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -71,11 +72,6 @@ class LaterReleaseTest(_ContentCase):
         records.put(_ADDRESS, errors=0, claims=_FULL.claims)
         self.assertEqual(later, self.raw())
 
-    def test_what_goes_takes_its_unknown_fields_along(self):
-        self.change(lambda found: found['claims'][0].update(tenant='x'))
-        self.again().put(_ADDRESS, claims=_FULL.claims[1:])
-        self.assertNotIn('tenant', json.dumps(self.raw()))
-
     def test_a_later_version_loses_nothing_that_can_be_read(self):
         self.change(lambda found: found.update(colour='blue'), 3)
         self.assertEqual(_FULL, self.found())
@@ -138,3 +134,36 @@ class PartTest(_ContentCase):
                          [item.source for item in found.cordons])
         self.assertEqual(gpu_record.GpuRecord(claims_lost=True),
                          dataclasses.replace(found, cordons=()))
+
+
+_GIVEN = boards.Modes(ecc=True)
+_LEFT = boards.Modes(ecc=False)
+
+
+class ModesTest(test_store.StoreCase):
+    """A GPU is handed over, has a server, and is handed over again."""
+
+    def modes(self, uuid='GPU-1', **parts):
+        kept = store.of(self.state_path)
+        record = boards.Record((None,) * 4, 'boot', 1.0, uuid='GPU-1',
+                               modes=_GIVEN)
+        kept.keep_board(_ADDRESS, record)
+        self.records.put(_ADDRESS, **parts)
+        kept.keep_board(_ADDRESS, dataclasses.replace(
+            record, uuid=uuid, modes=_LEFT))
+        return kept.board(_ADDRESS).modes
+
+    def test_a_clean_gpu(self):
+        self.assertEqual(_LEFT, self.modes())
+        self.assertEqual(_LEFT, self.modes(
+            tenancy=cleaning.Known(cleaning.State.FREE)))
+
+    def test_a_server_has_had_it(self):
+        for state in (cleaning.State.USED, cleaning.State.STUCK):
+            self.assertEqual(_GIVEN, self.modes(
+                tenancy=cleaning.Known(state)))
+            self.assertEqual(_LEFT, self.modes(
+                'GPU-2', tenancy=cleaning.Known(state)))
+
+    def test_a_server_has_its_group(self):
+        self.assertEqual(_GIVEN, self.modes(claims=(test_store.claim(),)))

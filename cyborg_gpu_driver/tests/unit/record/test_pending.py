@@ -81,20 +81,14 @@ class UnreadTest(test_store.StoreCase):
             dataclasses.replace(new[0], first=0.0, count=7), new[1],
             there[1], uuid='a'))
 
-    def test_what_a_reboot_has_cured_is_left_out(self):
-        self.records.put(ADDRESS, health=_health(_condition('XID_79')))
-        new = _health(_condition('XID_48'), boot='two')
-        with self.unreadable():
-            self.keep(health=new)
-        self.assert_written(health=new)
-
-    def test_conditions_of_another_board_are_left_out(self):
-        self.records.put(ADDRESS, health=_health(_condition('XID_79'),
-                                                 uuid='a'))
-        new = _health(_condition('XID_48'), uuid='b')
-        with self.unreadable():
-            self.keep(health=new)
-        self.assert_written(health=new)
+    def test_what_a_reboot_or_another_board_has_ended_is_left_out(self):
+        for changes in ({'boot': 'two'}, {'uuid': 'b'}):
+            self.records.put(ADDRESS, health=_health(_condition('XID_79'),
+                                                     uuid='a'))
+            new = _health(_condition('XID_48'), **{'uuid': 'a', **changes})
+            with self.unreadable():
+                self.keep(health=new)
+            self.assert_written(health=new)
 
     def test_what_was_made_from_the_record_replaces_it(self):
         self.records.put(ADDRESS, layout=test_store.LAYOUT)

@@ -82,11 +82,6 @@ class StoreTest(StoreCase):
                 records.read(ADDRESS))
             self.assertEqual((ADDRESS, OTHER), records.addresses())
 
-    def test_another_process_is_seen_at_once(self):
-        self.records.put(ADDRESS, fixed=FIXED)
-        self.again().put(ADDRESS, fixed=gpu_record.FixedVgpus())
-        self.assertTrue(self.records.read(ADDRESS).fixed.is_empty)
-
     def test_another_process_is_seen_whatever_the_size(self):
         binding = [claim(number, phase=gpu_record.Phase.BINDING)
                    for number in (1, 2)]
@@ -233,11 +228,6 @@ class DamageTest(StoreCase):
         self.records.check()
         self.assertTrue(self.records.read(OTHER).claims_lost)
 
-    def test_a_record_of_another_gpu(self):
-        self.records.put(ADDRESS, layout=LAYOUT)
-        os.rename(self.records.path(ADDRESS), self.records.path(OTHER))
-        self.assertRaises(exception.JournalError, self.records.read, OTHER)
-
     def test_peek_says_once_what_is_wrong(self):
         self.damage()
         for _ in range(3):
@@ -266,17 +256,6 @@ class UnwritableTest(StoreCase):
         self.assertEqual(gpu_record.GpuRecord(
             fixed=FIXED, layout=LAYOUT, change=CHANGE),
             self.again().read(ADDRESS))
-
-    def test_what_is_in_memory_is_changed_further(self):
-        with locks.record(self.state_path, ADDRESS):
-            self.records.observe(ADDRESS, fixed=FIXED)
-            before, after = self.records.keep(
-                ADDRESS, lambda record: dataclasses.replace(
-                    record, change=CHANGE))
-            self.assertEqual((None, FIXED), (before.change, before.fixed))
-            self.assertEqual(after, self.records.read(ADDRESS))
-        self.records.observe(ADDRESS, fixed=FIXED)
-        self.assertEqual(after, self.again().read(ADDRESS))
 
     def test_the_last_word_on_what_is_in_memory_counts(self):
         with locks.record(self.state_path, ADDRESS):
@@ -320,14 +299,3 @@ class OwnedTest(base.BaseTestCase):
             FIXED.instances | {spec.MigInstanceSpec(model.Placement(1, 1), 19),
                                spec.MigInstanceSpec(model.Placement(4, 4), 9)},
             record.owned_instances)
-
-
-class ChangeTest(base.BaseTestCase):
-
-    def test_where_a_change_was(self):
-        for at, text in ((0, 'step 1 of 2 (one)'), (1, 'step 2 of 2 (two)'),
-                         (2, '(the check at the end)')):
-            self.assertIn(text, str(dataclasses.replace(
-                CHANGE, steps=('one', 'two'), at=at)))
-        self.assertIn('no room', str(dataclasses.replace(
-            CHANGE, problem='no room')))
