@@ -10,8 +10,6 @@ anything by it, so a record that cannot be written blocks no operation.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
 import json
 import os
 from typing import Any
@@ -33,33 +31,6 @@ _FILE_SIZE = 1 << 20
 _FILES = 64
 """How many files of that size are kept, including the one being written:
 enough for about 70,000 partitions from bind to unbind."""
-_FIELDS = frozenset({'time', 'gpu', 'what', 'subject', 'evidence'})
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """One thing that happened to a GPU or a part of it."""
-
-    time: datetime.datetime
-    """Aware, in UTC."""
-    gpu: model.PciAddress
-    what: str
-    """One word, such as ``cleaned``."""
-    subject: str
-    """UUID of the attach handle, or of the server with a whole GPU; empty if
-    neither is involved."""
-    evidence: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """The content of the audit log's files, oldest first."""
-
-    records: tuple[Record, ...]
-    bad: int = 0
-    """Number of invalid lines, such as one that a crash cut short."""
-    whole: bool = True
-    """Whether no file was dropped yet to make room."""
 
 
 class Audit:
@@ -94,33 +65,6 @@ class Audit:
                           error)
         else:
             self._said.over()
-
-
-def read(state_path: str) -> Reading:
-    """Read all records, even while another process writes."""
-    path = os.path.join(state_path, _NAME)
-    texts = []
-    seen = set()
-    # The newest first: a file that is rotated meanwhile is then found twice,
-    # and never missed.
-    for number in range(_FILES):
-        try:
-            with open(_numbered(path, number), 'rb',
-                      opener=durable.regular) as stream:
-                found = os.fstat(stream.fileno())
-                if (found.st_dev, found.st_ino) not in seen:
-                    seen.add((found.st_dev, found.st_ino))
-                    texts.append(stream.read())
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise exception.JournalUnreadable(
-                path=path, reason=f'cannot be read: {error}') from error
-    lines = [line for text in reversed(texts)
-             for line in text.split(b'\n') if line]
-    records = [record for record in map(_parse, lines) if record is not None]
-    return Reading(tuple(records), len(lines) - len(records),
-                   whole=not os.path.exists(_numbered(path, _FILES - 1)))
 
 
 def of_claim(claim: gpu_record.Claim) -> dict[str, Any]:
@@ -167,22 +111,3 @@ def _rotate(path: str) -> None:
 
 def _numbered(path: str, number: int) -> str:
     return f'{path}.{number}' if number else path
-
-
-def _parse(line: bytes) -> Record | None:
-    """The record in a line; None if the line is not a record."""
-    try:
-        found = json.loads(line)
-        if set(found) != _FIELDS:
-            return None
-        texts = [found[name] for name in ('time', 'gpu', 'what', 'subject')]
-        if (not all(type(text) is str for text in texts)
-                or type(found['evidence']) is not dict):
-            return None
-        time = datetime.datetime.fromisoformat(found['time'])
-        return Record(time.astimezone(datetime.timezone.utc),
-                      model.PciAddress.parse(found['gpu']), found['what'],
-                      found['subject'], found['evidence'])
-    except (ValueError, TypeError, OverflowError, RecursionError,
-            exception.InvalidValue):
-        return None

@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import os
+import types
 
 import yaml
 
@@ -57,6 +58,17 @@ def journal(state_path):
          for field in dataclasses.fields(claim)}
         for record in store.Store(state_path).records().values()
         for claim in record.claims]
+
+
+def audit(state_path):
+    """Return the lines of the audit record, which has one file yet."""
+    try:
+        with open(os.path.join(state_path, 'audit.jsonl'),
+                  encoding='utf-8') as stream:
+            return [types.SimpleNamespace(**json.loads(line))
+                    for line in stream]
+    except FileNotFoundError:
+        return []
 
 
 def damage(state_path, gpu, content='{'):

@@ -8,10 +8,10 @@ import os
 import fixtures
 import pynvml
 
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import test_modes
 from demo_lib import client
 from demo_lib import nova_part
@@ -60,8 +60,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         return item['reserved'], used
 
     def whats(self):
-        return [record.what for record in audit.read(
-            self.state_path).records]
+        return [record.what for record in host_files.audit(self.state_path)]
 
     def assert_not_to_be_had(self):
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
@@ -81,7 +80,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual(1, self.resets())
         self.assertEqual(self.untouched['placement'],
                          self.cloud.placement.snapshot())
-        records = audit.read(self.state_path).records
+        records = host_files.audit(self.state_path)
         self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
         self.assertEqual({server.uuid},
                          {record.subject for record in records})
@@ -209,7 +208,7 @@ class SliceTest(gpu_cloud.GpuTestCase):
             serials.add(instance.serial)
             self.cloud.unbind(server)
         self.assertEqual(2, len(serials))
-        records = audit.read(self.state_path).records
+        records = host_files.audit(self.state_path)
         self.assertEqual(['bound', 'unbound'] * 2,
                          [record.what for record in records])
         first = records[0]

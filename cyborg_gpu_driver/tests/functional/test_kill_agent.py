@@ -14,7 +14,6 @@ import fixtures
 import testscenarios
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
@@ -512,7 +511,7 @@ class CleaningTest(kill_case.KillCase):
         self.assertLessEqual({'returned', 'cleaned'}, set(whats))
         self.assertLess(whats.index('returned'), whats.index('cleaned'))
         first = None
-        for record in audit.read(self.state_path).records:
+        for record in host_files.audit(self.state_path):
             if record.what == 'cleaned':
                 first = first or record
                 self.assertEqual(0, record.evidence['after']['processes'])
@@ -539,4 +538,4 @@ class CleaningTest(kill_case.KillCase):
 
     def _whats(self):
         return [record.what for record
-                in audit.read(self.state_path).records]
+                in host_files.audit(self.state_path)]

@@ -8,7 +8,6 @@ in ``tools/test all``, and the strategies of its arguments.
 """
 
 import dataclasses
-import datetime
 import json
 import math
 import os
@@ -28,7 +27,6 @@ from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -125,8 +123,6 @@ _REPORTED = {
     'providers': {names.provider_uuid(f'host_gpu_{_GPU}_1g.20gb'): {
         'gpu': _GPU, 'policy': '', 'mode': 'mig', 'profile': '1g.20gb',
         'total': 2, 'vgpu_type_id': 'nvidia-1', 'parents': [_GPU]}}}
-_EVENT = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
-          'what': 'bound', 'subject': '', 'evidence': {'type': 'a'}}
 
 
 def _put(test, name, data):
@@ -184,18 +180,6 @@ def _peer(test, content, data):
         if found is not None:
             test.assertEqual(json.loads(written), json.loads(found.dump()))
             test.assertTrue(found.host.isprintable())
-
-
-def _audit(test, record, line):
-    """An invalid record is counted, and no other record is lost."""
-    _put(test, 'audit.jsonl', b''.join(item + b'\n' for item in (
-        json.dumps(record).encode(), line.replace(b'\n', b' ') or b' ',
-        json.dumps(_EVENT).encode())))
-    found = audit.read(test.state_path)
-    test.assertEqual(3, len(found.records) + found.bad)
-    test.assertEqual('bound', found.records[-1].what)
-    for item in found.records:
-        test.assertEqual(item.time.utcoffset(), datetime.timedelta())
 
 
 def _damaged_files(test, data):
@@ -293,8 +277,6 @@ ROWS = {
     'record': (400, _state_file(f'gpus/{_GPU}.json'), (
         base.mutated(_RECORD),)),
     'reported': (250, _reported, (base.mutated(_REPORTED),)),
-    'audit': (250, _audit, (base.mutated(_EVENT), base.damaged(
-        json.dumps(_EVENT).encode()))),
     'damaged files': (100, _damaged_files, (
         base.damaged(json.dumps(_CLAIMS).encode()),)),
 }

@@ -33,12 +33,12 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests.functional import host_files
 
 _SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
 _ARQ = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
@@ -200,7 +200,7 @@ class AgentTest(_Case):
             'assignment_info', server=_SERVER, arq=_ARQ))
         self.assertEqual(
             [{'server': _SERVER, 'arq': _ARQ, 'since': entry.since}],
-            [line.evidence for line in audit.read(self.state_path).records
+            [line.evidence for line in host_files.audit(self.state_path)
              if line.what == 'assigned'])
 
     def seconds(self, **labels):

@@ -29,6 +29,7 @@ from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import host_files
 
 _STATE = states.State
 _H100 = model.PciAddress.parse('0000:81:00.0')
@@ -142,10 +143,10 @@ class CleaningCase(base.BaseTestCase):
 
     def whats(self):
         return [record.what for record
-                in audit.read(self.state_path).records]
+                in host_files.audit(self.state_path)]
 
     def evidence(self):
-        return audit.read(self.state_path).records[-1].evidence
+        return host_files.audit(self.state_path)[-1].evidence
 
     def state(self):
         """The state as it is on the disk."""
@@ -168,7 +169,7 @@ class TenantsTest(CleaningCase):
         self.machine.set_health(str(self.address), uncorrected=2)
         self.use_up()
         self.look()
-        record = audit.read(self.state_path).records[-1]
+        record = host_files.audit(self.state_path)[-1]
         self.assertEqual('server', record.subject)
         before, after = (record.evidence[name]
                          for name in ('before', 'after'))

@@ -16,11 +16,11 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 
@@ -41,7 +41,7 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual(
             [('bound', handle[2]), ('unbound', handle[2])],
             [(record.what, record.subject) for record
-             in audit.read(self.state_path).records])
+             in host_files.audit(self.state_path)])
 
     def test_a_bind_makes_few_nvml_calls(self):
         calls = self.calls(self.binder.bind, *self.handle('1g.5gb'))
