@@ -86,8 +86,6 @@ def _append(path: str, line: bytes) -> int:
     """Append a line, and end an incomplete line before it.
 
     Otherwise the rest of a line that a crash cut short would spoil it.
-
-    :returns: the size of the file after that.
     """
     durable.make_file(path)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)

@@ -70,8 +70,6 @@ class GpuCordons:
         """Lift the cordons of a GPU that an operator can lift on this host.
 
         This resets the count of its errors to 0.
-
-        :returns: the cordons that remain, such as Cyborg's.
         """
         with self._store.gpu(address) as draft:
             left = cordon.without(draft.record.cordons, cordon.ON_HOST)

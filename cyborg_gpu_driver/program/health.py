@@ -150,10 +150,7 @@ class GpuHealth:
             item for item in known if item.function is None))
 
     def replaced(self, address: model.PciAddress) -> bool:
-        """Forget a GPU's health and errors: an operator says it is healthy.
-
-        :returns: whether any condition was known.
-        """
+        """Forget a GPU's health and errors: an operator says it is healthy."""
         with self._store.gpu(address) as draft:
             known = draft.record.health
             draft.record = dataclasses.replace(draft.record, health=None,
@@ -241,9 +238,7 @@ class GpuHealth:
                 ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
         """Change the conditions of a GPU, and log what is new.
 
-        :param change: returns the new conditions for the old ones.
         :param uuid: UUID of the board; None if it is not known.
-        :returns: the GPU's record before and after.
         """
         def changed(record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
             before = self._of_boot(record.health)

@@ -36,7 +36,6 @@ class Services:
                             tuple[reconcile.Usage, ...]] | None:
         """What Placement has for the providers of GPUs.
 
-        :param looked: the offers of each GPU.
         :returns: None if it is unknown.
         """
         return None

@@ -35,10 +35,7 @@ _SECONDS = 5.0
 
 
 class Turn:
-    """One bind.
-
-    :param seconds: how long the bind may take from now on.
-    """
+    """One bind."""
 
     def __init__(self, asked: plan.Request, seconds: float,
                  clock: Callable[[], float]):
@@ -154,8 +151,6 @@ class Admission:
         The server needs an allocation, and no other project may have a part
         of a GPU that forbids it. This needs no lock, because allocations
         precede binds.
-
-        :raises BindRefused: also if the projects matter and are unknown.
         """
         reason = self._cloud.mixed(address, asked.handle)
         if reason:
@@ -166,9 +161,6 @@ class Admission:
     def check_closed(self, address: model.PciAddress, asked: plan.Request
                      ) -> None:
         """Refuse a bind that Placement promised before its place was closed.
-
-        :raises BindRefused: if the GPU is cordoned, or the handle names a
-            virtual function that is set aside.
         """
         cordons = self._cordons.of(address)
         if cordons:

@@ -74,10 +74,7 @@ class Limits:
 
 
 class Binder:
-    """Carries out binds and unbinds on one machine.
-
-    :param running: the binds of this process that have not ended.
-    """
+    """Carries out binds and unbinds on one machine."""
 
     def __init__(self, host: live.LiveHost, vgpus: partitions.Vgpus,
                  groups: partitions.Groups, admitted: admission.Admission,
@@ -105,12 +102,9 @@ class Binder:
              seconds: float = 30.0) -> None:
         """Create the partition of an attach handle, unless it exists.
 
-        :raises InvalidValue: if an argument is malformed.
-        :raises UnknownGpu: if ``pci_addr`` is not a function of a known GPU.
         :raises BindRefused: if the bind is impossible; nothing has changed.
         :raises BindAbandoned: if the bind took too long, or Cyborg gave the
             handle back meanwhile. The bind is rolled back.
-        :raises NvmlError, SysfsError: if the hardware refused it; undone.
         """
         asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
         with self._turns.turn(asked, seconds) as turn:
@@ -334,8 +328,6 @@ class Binder:
         """Remove what a claim has, unless it is gone or bound again.
 
         mdevctl runs without the GPU's lock.
-
-        :returns: whether the claim was removed by this call.
         """
         gone = False
         try:

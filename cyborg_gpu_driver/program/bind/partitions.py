@@ -61,7 +61,6 @@ class Kind(abc.ABC):
         """The claim that a bind writes before it creates anything.
 
         :param share: whether a vGPU may use an existing GPU instance.
-        :raises BindRefused: if the partition cannot be created now.
         """
 
     @abc.abstractmethod
@@ -207,8 +206,6 @@ class Vgpus(Kind):
         claim made that one, this claim moves to it and its own instance is
         destroyed, unless a claim needs it whose vGPU is on an instance of
         another tool. On such an instance, the claim keeps its own one.
-
-        :returns: the claim with the instance of its vGPU.
         """
         self._take(claim.gpu, change.Step(
             Action.CREATE_VGPU, vgpu=claim.vgpu), *_activation(claim), gpu=gpu)
@@ -513,8 +510,6 @@ def connect(machine: platform.Platform, claim: gpu_record.Claim
     """Activate the NVSwitch partition of a bound claim, if it is inactive.
 
     The caller holds the locks of the claim's GPUs.
-
-    :returns: the step that was taken, if any.
     """
     if (claim.fabric_partition is None or not claim.is_owned
             or claim.fabric_partition in privileged_fabric.active_of(

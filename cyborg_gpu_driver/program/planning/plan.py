@@ -82,7 +82,6 @@ class Request:
 def parse_request(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
     """Check three strings from RPC.
 
-    :param pci_addr: ``0000:3b:00.4``.
     :param asked_type: mdev type, ``nvidia-474``, or ``nvlink-2`` for a group
         of two GPUs.
     :param ah_uuid: the attach handle's UUID, lower case with dashes.
@@ -136,7 +135,6 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
                asked: Request) -> offers.Offer:
     """Find the offer that a request asks for.
 
-    :param available: the offers of the GPU's policy.
     :raises BindRefused: if no handle of this GPU has that function and
         type, or its offer cannot be served now.
     """

@@ -51,7 +51,6 @@ def describe(found: Iterable[tuple[int, str]]) -> str:
     """Describe what has a GPU open, and what the operator can do about it.
 
     :param found: process ids and names; id 0 is a kernel module.
-    :returns: empty if nothing has the GPU open.
     """
     return ', '.join(
         (f'process {pid} ({name})' if pid else f'kernel module {name}')
@@ -75,8 +74,6 @@ def given(gpu: model.PciAddress) -> Iterator[None]:
     The driver of vGPU hosts refuses to open the GPU until the unbind, or until
     the consent is given back after an error (nv_open_device in
     kernel-open/nvidia/nv.c).
-
-    :raises GpuInUse: naming the users of the GPU as far as possible.
     """
     ask(gpu)
     try:

@@ -2,8 +2,7 @@
 
 """Privileged operations on the kernel driver of a whole GPU.
 
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
-its arguments again. A GPU is unbound only if its driver has consented, or
+A GPU is unbound only if its driver has consented, or
 while no process has its VFIO device open: the driver would wait for its users
 (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel
 modules, vfio_unregister_group_dev in drivers/vfio/vfio_main.c of Linux).
@@ -110,7 +109,6 @@ def reset(address: str) -> None:
     err_handler). With a bound driver, a reset would ruin the GPU's state.
 
     :raises GpuInUse: if the GPU is in use; nothing was changed.
-    :raises StepFailed: if it could not be reset, or bound again.
     """
     gpu = nvidia_gpu(address)
     former = _driver(gpu)
@@ -203,10 +201,7 @@ def _check_loaded(gpu: model.PciAddress, driver: str) -> None:
 
 
 def _others(gpu: model.PciAddress, driver: str) -> list[str]:
-    """The other functions of the board that have to be bound with the GPU.
-
-    :raises StepFailed: if its IOMMU group keeps it from guests.
-    """
+    """The other functions of the board that have to be bound with the GPU."""
     board = [name for name in privileged.machine().sysfs.listdir(
         *pci.DEVICES) if name != str(gpu) and _board(name) == _board(gpu)
         and not _exists(name, 'physfn')]

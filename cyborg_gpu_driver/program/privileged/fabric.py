@@ -2,9 +2,8 @@
 
 """Privileged calls to NVIDIA's fabric manager.
 
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
-its arguments again and makes one change. The fabric manager's socket may be
-accessible only to root (FM_CMD_UNIX_SOCKET_PATH).
+The fabric manager's socket may be accessible only to root
+(FM_CMD_UNIX_SOCKET_PATH).
 """
 
 from __future__ import annotations
@@ -54,8 +53,6 @@ def takes_whole_gpu(gpu: model.Gpu, mdev_type: str) -> bool:
 
     The NVLinks belong to one virtual function ("vGPU Virtualization Model" in
     the fabric manager's user guide).
-
-    :param mdev_type: the vGPU's type, ``nvidia-474``.
     """
     return any(kind.max_instances == 1 and kind.gi_profile_id is None
                for kind in gpu.vgpu_types if kind.mdev_type_id == mdev_type)
@@ -91,8 +88,6 @@ def activate_whole(partition_id: int) -> None:
     """Activate a partition whose GPUs a server gets as whole GPUs.
 
     A partition that is active is not touched: its server may run.
-
-    :raises StepFailed: if the partition is not active afterwards.
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     session = privileged.machine().fabric

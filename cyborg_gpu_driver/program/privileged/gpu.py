@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Privileged operations on a GPU as a whole.
-
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
-its arguments again and makes one change.
-"""
+"""Privileged operations on a GPU as a whole."""
 
 from __future__ import annotations
 
@@ -39,8 +35,6 @@ def check_ended(addresses: list[str]) -> None:
     :class:`~cyborg_gpu_driver.exception.NvmlNotAnswering`. The call may still
     create something. So a rollback must not read the GPU before the call has
     ended. This does not find calls of an earlier privileged process.
-
-    :param addresses: PCI addresses of a GPU and of its virtual functions.
     """
     # If the privileged process cannot be started, nothing has changed, and
     # a rollback must not need it.

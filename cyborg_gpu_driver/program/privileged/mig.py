@@ -51,10 +51,7 @@ def run_here(machine: platform.Platform) -> None:
 
 
 def machine() -> platform.Platform:
-    """The machine of this process; in the daemon, the one of its options.
-
-    :raises HostUnusable: if ``[gpu] simulate`` names none.
-    """
+    """The machine of this process; in the daemon, the one of its options."""
     global _platform
     with _making:
         if _platform is None:

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Privileged operations on vGPUs.
-
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
-its arguments again and does one thing.
-"""
+"""Privileged operations on vGPUs."""
 
 from __future__ import annotations
 
@@ -51,7 +47,6 @@ def remove_mdev(uuid: str) -> None:
     mdev_device_remove in drivers/vfio/mdev/mdev_core.c leads to).
 
     :raises GpuInUse: if a process has it open; nothing was changed.
-    :raises SysfsError: ENOENT.
     """
     machine = privileged.machine()
     handle, _ = _nvidia_mdev(uuid)
@@ -75,8 +70,6 @@ def undefine_mdev(uuid: str) -> None:
     them at each boot, and no other program removes the definitions. A
     definition that is kept would take a vGPU from the next boot on. A host
     without mdevctl has no definitions.
-
-    :raises StepFailed: with the output of mdevctl.
     """
     handle, _ = _nvidia_mdev(uuid)
     try:
@@ -201,7 +194,6 @@ def manage_functions(address: str, enable: bool, tool: child.Tool,
 
     :param tool: the script's path, or a simulated machine's function for it
         (:attr:`cyborg_gpu_driver.host.platform.Platform.sriov_manage`).
-    :raises StepFailed: with the output of the script.
     """
     arguments = ((address, enable) if callable(tool)
                  else ('-e' if enable else '-d', address))

@@ -159,10 +159,7 @@ class Applier:
         self._records = transactions.records
 
     def saved(self, gpu: model.Gpu) -> gpu_record.SavedLayout:
-        """What a checkpoint remembers of a GPU.
-
-        :param gpu: as :meth:`.transaction.Transactions.read` returns it.
-        """
+        """What a checkpoint remembers of a GPU."""
         return saved(gpu, self._records.read(gpu.address),
                      self._machine.boot_id())
 
@@ -170,7 +167,6 @@ class Applier:
              options: Options = Options()) -> change.Change:
         """What an apply would do to a GPU as it is now; changes nothing.
 
-        :param gpu: as :meth:`.transaction.Transactions.read` returns it.
         :raises ChangeRefused: naming what is in the way.
         """
         if options.mode_only and (gpu.mig is None or (
@@ -200,8 +196,6 @@ class Applier:
 
         :raises ChangeRefused: nothing was changed.
         :raises ChangeFailed: saying whether the rollback succeeded.
-        :raises NvmlError, SysfsError, JournalError: if the GPU cannot be
-            read, or its record cannot be used; nothing was changed.
         """
         return self.transact(
             gpu, lambda now: self.plan(now, wanted, options), options,
@@ -280,10 +274,7 @@ def _switches(gpu: model.Gpu, wanted: target.Wanted) -> bool:
 
 
 def _verify(now: model.Gpu, planned: change.Change) -> None:
-    """Compare the GPU that was read back with the plan.
-
-    :raises StepFailed: if they differ, although all steps succeeded.
-    """
+    """Compare the GPU that was read back with the plan."""
     layout, asked = spec.layout_of(now), planned.after()
     if (layout.enabled, layout.pending) != (asked.enabled, asked.pending):
         raise exception.StepFailed(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Attempts to make GPUs match their policies, with a pause after a failure.
-"""
+"""Attempts to make GPUs match their policies, with a pause after a failure."""
 
 from __future__ import annotations
 
@@ -58,7 +57,6 @@ class Backoff:
 
         :param act: appends each step to its argument before it is taken, and
             raises if the action fails.
-        :returns: the outcome, or the outcome of the last failure.
         """
         when, failed = self._failed.pop(address, (0.0, None))
         if failed is not None and self._clock() < when + _PAUSE:

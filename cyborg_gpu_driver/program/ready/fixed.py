@@ -38,10 +38,7 @@ _READY = frozenset({change.Action.SCHEDULER})
 
 
 class FixedVgpus:
-    """Creates and removes fixed vGPUs.
-
-    :param clock: a monotonic clock, in seconds.
-    """
+    """Creates and removes fixed vGPUs."""
 
     def __init__(self, transactions: transaction.Transactions,
                  settings: policies.Settings,
@@ -55,10 +52,7 @@ class FixedVgpus:
         self._releasing = backoff.Backoff(LOG, clock)
 
     def plan(self, gpu: model.Gpu) -> backoff.Outcome:
-        """The steps that are left on a GPU; changes nothing.
-
-        :param gpu: of a snapshot that was taken just now.
-        """
+        """The steps that are left on a GPU; changes nothing."""
         if not self._settings.prepare or self._settings.ignores(gpu):
             return backoff.Outcome(gpu.address)
         try:

@@ -46,8 +46,6 @@ class Preparer:
 
     A GPU of mode auto is read once in each of its roles while it is idle
     (:class:`~cyborg_gpu_driver.partition.roles.RoleFacts`).
-
-    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, transactions: transaction.Transactions,
@@ -66,10 +64,7 @@ class Preparer:
         """Roles that this process does not try again."""
 
     def plan(self, gpu: model.Gpu) -> backoff.Outcome:
-        """The steps that are left on a GPU, and what prevents them.
-
-        :param gpu: of a snapshot that was taken just now.
-        """
+        """The steps that are left on a GPU, and what prevents them."""
         steps = readiness.steps(gpu, self._wants_anew(gpu)(gpu))
         return backoff.Outcome(gpu.address, steps, self._in_the_way(
             gpu, steps) if steps else '')
@@ -142,8 +137,6 @@ class Preparer:
         """Let an idle GPU take its roles in turn, and record the facts.
 
         The caller holds the GPU's lock, and keeps servers from getting it.
-
-        :returns: the GPU after the last role.
         """
         for role in self._unread(gpu):
             gpu, found = self._in_role(gpu, role, taken)

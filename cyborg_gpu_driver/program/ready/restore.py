@@ -65,7 +65,6 @@ class Restorer:
         If one part fails, the others are restored all the same.
 
         :param saved: its part of the checkpoint, None if it has none.
-        :param tell: called with each action that was done, for people.
         :raises ChangeRefused: if the checkpoint is of another board, if
             the snapshot does not say whether the GPU has MIG, or if
             something that runs is in the way.
@@ -123,8 +122,6 @@ class Restorer:
         """Create what a bound handle lacks. The caller holds the GPU's lock.
 
         All claims on its GPU instance get the id of the new instance.
-
-        :returns: what was done, for people.
         """
         done: list[str] = []
         failed: list[str] = []
@@ -199,10 +196,7 @@ class Restorer:
     def _instance(self, gpu: model.Gpu, claims: tuple[gpu_record.Claim, ...],
                   wanted: spec.MigInstanceSpec, done: list[str]
                   ) -> tuple[gpu_record.Claim, ...]:
-        """Create a GPU instance, unless its claims have created it.
-
-        :returns: the claims with the id of the instance.
-        """
+        """Create a GPU instance, unless its claims have created it."""
         self._announce(gpu, claims, wanted)
         try:
             claims = self._vgpus.create_instance(

@@ -89,8 +89,6 @@ class Connections:
 
         :param unsupported: whether to include partitions whose hardware has
             failed.
-        :raises StepFailed: if it asks for the list, and the list is not
-            known.
         """
         try:
             return privileged_fabric.read_partitions(unsupported)
@@ -103,10 +101,7 @@ class Connections:
         return privileged_fabric.read_partitions(unsupported)
 
     def _active(self) -> list[int]:
-        """The partitions that servers have.
-
-        :raises StepFailed: if not all of them are known.
-        """
+        """The partitions that servers have."""
         try:
             claims = self._records.all_claims()
         except exception.JournalError as error:
@@ -239,10 +234,7 @@ class Connections:
 
     @contextlib.contextmanager
     def _noted(self, what: str) -> Iterator[None]:
-        """Log an error once, instead of raising it.
-
-        :param what: what the error is about.
-        """
+        """Log an error once, instead of raising it."""
         try:
             yield
         except exception.GpuDriverError as error:

@@ -126,7 +126,6 @@ class VgpuOrphans:
 
         :param claimed: see :meth:`Found.obstacle`.
         :returns: what remains of the vGPU, for people.
-        :raises ChangeRefused: if it has an owner or is in use.
         """
         with locks.gpu(self._records.state_path, found.gpu.address,
                        locks.COMMAND_SECONDS):

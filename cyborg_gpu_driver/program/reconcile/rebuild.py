@@ -55,8 +55,6 @@ class Rebuilder:
         If Cyborg's requests are known, only handles that Cyborg has are
         recorded. A problem with one GPU is logged once, and the others are
         rebuilt.
-
-        :returns: the GPUs whose claims were rebuilt.
         """
         lost = [gpu for gpu in self._host.host().gpus
                 if self._records.peek(gpu.address).claims_lost]
@@ -151,8 +149,6 @@ class Rebuilder:
 
         A server that is shut off leaves no trace on the hardware, so only
         Cyborg knows these claims.
-
-        :raises StepFailed: if it is unknown which server has the GPU.
         """
         if requests is None:
             raise exception.StepFailed(
@@ -195,7 +191,6 @@ def bare_claims(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
                 ) -> list[gpu_record.Claim]:
     """The claims of a GPU, without the GPU instances below. Pure.
 
-    :param requests: None if they are unknown.
     :param known: handles that have a claim already.
     :param fixed: functions whose vGPUs are left to Nova.
     """
@@ -236,7 +231,6 @@ def placed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
     that are left. An unbind corrects a wrong guess, because it does not
     destroy an instance in use.
 
-    :param running: vGPUs that virtual machines run.
     :param taken: instances that have another owner.
     """
     bare = tuple(bare)

@@ -141,8 +141,6 @@ class Reconciler:
         A GPU with a bind or unbind meanwhile is left out, and so is a GPU
         that another holder keeps locked. A GPU whose record cannot be used
         is named, and not compared.
-
-        :param refresh: whether to read the machine first.
         """
         return self._compare(refresh)[0]
 
@@ -276,10 +274,7 @@ class Reconciler:
             LOG.info('There are no differences on this host any more')
 
     def repair(self, difference: reconcile.Difference) -> str:
-        """Repair one difference that is safe.
-
-        :returns: what was done, for people.
-        """
+        """Repair one difference that is safe."""
         return self._ways[difference.kind](difference)
 
     def _return(self, difference: reconcile.Difference) -> str:

@@ -75,8 +75,6 @@ def of_preparing(machine: platform.Platform, gpu: model.Gpu,
 
     GPU instances prevent it even if they are idle, because a change of the
     mode or of the virtual functions may destroy them.
-
-    :param gpu: of a snapshot that was taken just now.
     """
     found = [f'vGPU {vgpu.name} on {vgpu.function}' for vgpu in gpu.vgpus]
     if gpu.mig is not None:

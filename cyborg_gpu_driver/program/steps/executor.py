@@ -84,11 +84,7 @@ class Executor:
         self._live[instance.placement] = instance
 
     def take(self, step: change.Step) -> None:
-        """Take one step.
-
-        :raises StepFailed: if the step names something that does not exist,
-            or the driver creates something else than was requested.
-        """
+        """Take one step."""
         _ACTIONS[step.action](self, step)
 
     def instance(self, placement: model.Placement | None

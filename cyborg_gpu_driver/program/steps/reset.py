@@ -54,7 +54,6 @@ def once(machine: platform.Platform, address: model.PciAddress,
     :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
     :raises GpuInUse: naming the processes that have it open; it was not
         reset.
-    :raises StepFailed: if it cannot be reset, or does not answer afterwards.
     """
     with machine.nvml.alone():
         method = _reset(machine, address, was_guests)
@@ -70,7 +69,6 @@ def clear_partitions(machine: platform.Platform, address: model.PciAddress
     manager has started with FABRIC_MODE=1 (NVIDIA/gpu-driver-container#909).
     Their NVSwitches are not PCI functions of the host.
 
-    :param address: of a GPU that is bound to nvidia.
     :raises FabricError: if the fabric manager does not answer yet.
     """
     try:
@@ -88,10 +86,7 @@ def clear_partitions(machine: platform.Platform, address: model.PciAddress
 
 
 def refuse_held(address: model.PciAddress) -> None:
-    """Check that no process has a GPU open.
-
-    :raises GpuInUse: naming the processes, and what to do about them.
-    """
+    """Check that no process has a GPU open."""
     found = privileged_driver.holders(str(address))
     if found:
         raise exception.GpuInUse(
@@ -150,10 +145,7 @@ def _check_answers(machine: platform.Platform, address: model.PciAddress
 
 
 class Resetter:
-    """Resets unused GPUs of one machine.
-
-    :param gpu_health: forgets the problems that a reset cures.
-    """
+    """Resets unused GPUs of one machine."""
 
     def __init__(self, machine: platform.Platform,
                  gpu_health: health.GpuHealth):
@@ -174,7 +166,6 @@ class Resetter:
 
         :param begin: called before the GPU is touched.
         :returns: the evidence that it was reset and is clean, for JSON.
-        :raises StepFailed: if it cannot be reset, or is not clean.
         """
         address = gpu.address
         record = self._machine.records.board(address)
@@ -264,10 +255,7 @@ class Resetter:
 
     @gate.series
     def _traces(self, address: model.PciAddress) -> cleaning.Traces:
-        """The traces that users have left on a GPU.
-
-        :raises StepFailed: if its driver does not tell who uses the GPU.
-        """
+        """The traces that users have left on a GPU."""
         driver = pci.PciBus(self._machine.sysfs).driver(address)
         if driver is None or whole.is_vfio(driver):
             return cleaning.Traces(driver)

@@ -167,7 +167,6 @@ class Transactions:
         """Take the steps that do not affect GPU instances in use.
 
         :param gpu: the GPU as it is now, with compute instances.
-        :param used: its instances in use, as :meth:`in_use` returns them.
         :returns: the steps taken, and why others were not, for people. After
             the hardware refuses a step that is not about a vGPU, no more
             steps are taken: they may need it.
@@ -197,9 +196,7 @@ class Transactions:
         Nothing is rolled back: whoever settles the GPU next continues.
 
         :param gpu: the GPU as it is now; it is idle.
-        :param wants_of: returns what is wanted of a GPU in a given state.
         :param taken: each step is appended to it before it is taken.
-        :returns: the GPU after the last step.
         :raises StepFailed: if a step had no effect, or cannot be taken.
         """
         before = len(taken)
@@ -217,7 +214,6 @@ class Transactions:
     def finish(self, gpu: model.Gpu) -> bool:
         """Roll back the change that a dead process left.
 
-        :returns: whether there was such a change.
         :raises ChangeFailed: if it cannot be rolled back now.
         """
         change = self.records.read(gpu.address).change

@@ -86,8 +86,6 @@ def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
 
     :param gpu: of a complete snapshot that was taken just now.
     :raises StepFailed: if NVML says that it is unhealthy.
-    :raises GpuInUse: naming the processes that have it open.
-    :raises JournalError: if its record cannot be written.
     """
     if gpu.driver == whole.NVIDIA:
         _keep(machine, gpu)
@@ -96,10 +94,7 @@ def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
 
 def bind(machine: platform.Platform, address: model.PciAddress,
          driver: str) -> None:
-    """Bind a GPU to another driver, after this library has closed NVML.
-
-    :raises GpuInUse: naming the processes that have it open.
-    """
+    """Bind a GPU to another driver, after this library has closed NVML."""
     with machine.nvml.alone():
         privileged_driver.bind(str(address), driver)
     record = machine.records.board(address)
@@ -115,8 +110,6 @@ def roll_back(machine: platform.Platform, gpu: model.Gpu) -> bool:
     (:mod:`cyborg_gpu_driver.program.privileged.consent`). A GPU that was never
     handed over is not touched: a tool of the operator may be about to unbind
     it. The caller holds the GPU's lock.
-
-    :returns: whether it was so.
     """
     if not was_cut_off(machine, gpu):
         return False
@@ -131,10 +124,7 @@ def was_cut_off(machine: platform.Platform, gpu: model.Gpu) -> bool:
 
 
 def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
-    """Record what NVML and PCI report of a GPU.
-
-    :raises StepFailed: if NVML says that it is unhealthy, or does not answer.
-    """
+    """Record what NVML and PCI report of a GPU."""
     now = time.time()
     facts = host_health.HealthReader(machine.nvml).read(gpu.address)
     if not facts.answered:
