@@ -24,20 +24,14 @@ class Services:
     """
 
     def requests(self) -> reconcile.Requests | None:
-        """Cyborg's accelerator requests for this host.
-
-        :returns: None if they are unknown.
-        """
+        """Cyborg's requests for this host; None if they are unknown."""
         return None
 
     def usages(self, looked: Mapping[model.PciAddress,
                                      Sequence[offers.Offer]]
                ) -> Mapping[model.PciAddress,
                             tuple[reconcile.Usage, ...]] | None:
-        """What Placement has for the providers of GPUs.
-
-        :returns: None if it is unknown.
-        """
+        """What Placement has for the providers of GPUs; None if unknown."""
         return None
 
     def earlier(self, host: model.Host) -> Iterable[reconcile.Earlier]:
@@ -45,10 +39,7 @@ class Services:
         return ()
 
     def claimed(self, address: model.PciAddress) -> str:
-        """Why a GPU may have servers that leave no trace on this host.
-
-        :returns: empty if it has none.
-        """
+        """Why a GPU may have servers that leave no trace on this host."""
         return ''
 
     def mixed(self, address: model.PciAddress, handle: str) -> str:

@@ -62,7 +62,7 @@ def _planned(machine, gpu, wanted, mode_only):
     else:
         found = layout_state.differences(now, wanted,
                                          machine.transactions.in_use(now))
-    record = machine.applier.unfinished(gpu.address)
+    record = machine.records.read(gpu.address).change
     if record is not None:
         found = (*found, f'an earlier change was interrupted: {record}')
     row = {'differences': list(found), 'plan': None, 'error': None}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterable
@@ -19,7 +20,6 @@ from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import elastic
-from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -102,19 +102,13 @@ class LiveHost:
                 self.refresh_gpu(gpu)
                 owner = self._owner.get(function)
         if owner is None:
-            owner = self._owner_by_roles(function)
+            with contextlib.suppress(exception.JournalUnreadable):
+                owner = elastic.owner_of(function, [
+                    (address, record.by_role) for address, record
+                    in self._records.records().items()])
         if owner is None:
             raise exception.UnknownGpu(address=function)
         return owner
-
-    def _owner_by_roles(self, function: model.PciAddress
-                        ) -> model.PciAddress | None:
-        try:
-            records = self._records.records()
-        except exception.JournalUnreadable:
-            return None
-        return elastic.owner_of(function, [
-            (address, record.by_role) for address, record in records.items()])
 
     def offers(self, gpu: model.Gpu,
                claims: Sequence[gpu_record.Claim] | None = None
@@ -129,7 +123,10 @@ class LiveHost:
         held = plan.held(gpu, claims, self._reader.boot_id())
         situation = self._records.read(gpu.address).situation
         policy = self._settings.policy_for(gpu)
-        states = self._states(gpu)
+        states = plan.group_states(
+            self.host(), self.groups([gpu.address]),
+            self._settings.policy_for, self._records.owners
+        ) if self.is_linked(gpu) else ()
         # Compared by value, because each snapshot has new objects even for
         # what has not changed.
         inputs = gpu, held, situation, states
@@ -185,14 +182,6 @@ class LiveHost:
     def cleans(self) -> bool:
         """Whether whole GPUs are reset after a server has left them."""
         return self._settings.clean_whole_gpus
-
-    def _states(self, gpu: model.Gpu
-                ) -> tuple[offer_nvlink.State, ...]:
-        if not self.is_linked(gpu):
-            return ()
-        return plan.group_states(
-            self.host(), self.groups([gpu.address]),
-            self._settings.policy_for, self._records.owners)
 
     def policy_for(self, gpu: model.Gpu) -> policy_module.Policy | None:
         """The policy of a GPU; None if the GPU is not offered."""

@@ -141,7 +141,9 @@ def differences(gpu: model.Gpu, change: gpu_record.Change
                               ('pending MIG mode', mig.pending,
                                before.pending)):
         if is_now != was:
-            found.append(f'{what} was {_mode(was)} and is {_mode(is_now)}')
+            was_on, is_on = ('on' if mode else 'off'
+                             for mode in (was, is_now))
+            found.append(f'{what} was {was_on} and is {is_on}')
     found.extend(f'still to do: {step}' for step in rollback(gpu, change))
     return tuple(found)
 
@@ -187,10 +189,6 @@ def _compute(gpu: model.Gpu, what: partition_change.Action,
              parts: Iterable[tuple[int, int]]) -> list[partition_change.Step]:
     return [_step(gpu, what, place, slices=size, start=start)
             for start, size in sorted(parts)]
-
-
-def _mode(enabled: bool) -> str:
-    return 'on' if enabled else 'off'
 
 
 def _order(group: tuple[spec.MigInstanceSpec | None,

@@ -190,8 +190,11 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
             claim.instance for claim in claims))))
     start = geometry.choose_start(grid, grid.occupancy_of(taken), profile)
     if start is None:
+        names = ', '.join(
+            f'{spec.profile_name(mig, item.profile_id)}@'
+            f'{item.placement.start}' for item in taken)
         raise refusal(asked, f'no room for {offer.profile} next to '
-                      + _names(mig, taken))
+                      + (names or 'nothing (the profile fits nowhere)'))
     return dataclasses.replace(claim, profile_id=profile.profile_id,
                                placement=start)
 
@@ -281,15 +284,3 @@ def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
         raise refusal(asked, f'no placement is left for {offer.profile} '
                       f'among {len(gpu.vgpus)} vGPUs of mixed sizes')
     return chosen
-
-
-def _names(mig: model.Mig, instances: Iterable[model.GpuInstance
-                                               | spec.MigInstanceSpec]
-           ) -> str:
-    names = []
-    for instance in instances:
-        profile = mig.profile_by_id(instance.profile_id)
-        names.append('{}@{}'.format(
-            profile.name if profile else f'profile {instance.profile_id}',
-            instance.placement.start))
-    return ', '.join(names) or 'nothing (the profile fits nowhere)'

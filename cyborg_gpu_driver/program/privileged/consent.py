@@ -143,17 +143,15 @@ def ask(gpu: model.PciAddress) -> None:
     for attempt in range(_ATTEMPTS):
         if attempt:
             machine.sleep(attempt)
-        if _is_granted(gpu):
+        if not _has_lock(gpu):
+            if usage.is_unused(machine, gpu):
+                return
+            continue
+        _lock(gpu, '1')
+        # A lock that is not granted is no error of the write.
+        if _is_locked(gpu):
             return
     raise exception.GpuInUse(gpu=gpu, reason=users(gpu))
-
-
-def _is_granted(gpu: model.PciAddress) -> bool:
-    if not _has_lock(gpu):
-        return usage.is_unused(privileged.machine(), gpu)
-    _lock(gpu, '1')
-    # A lock that is not granted is no error of the write.
-    return _is_locked(gpu)
 
 
 def _is_locked(gpu: model.PciAddress) -> bool:

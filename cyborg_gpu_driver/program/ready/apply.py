@@ -185,11 +185,6 @@ class Applier:
                     + ': blocked by ' + ', '.join(found))
         return planned
 
-    def unfinished(self, gpu: model.PciAddress
-                   ) -> gpu_record.Change | None:
-        """The record of a change that did not finish."""
-        return self._records.read(gpu).change
-
     def apply(self, gpu: model.Gpu, wanted: target.Wanted,
               options: Options = Options()) -> Status:
         """Apply a layout to one GPU, unless the GPU already has it.

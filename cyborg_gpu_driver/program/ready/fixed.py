@@ -136,10 +136,7 @@ class FixedVgpus:
 
     def _is_left_over(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
                       ) -> bool:
-        """Whether a killed release has left only GPU instances to destroy.
-
-        Its vGPUs are removed, and their GPU instances still exist.
-        """
+        """Whether a killed release has left only GPU instances to destroy."""
         return (bool(record.instances) and self._policy(gpu) is None
                 and not any(vf.current_vgpu_type for vf in gpu.vfs
                             if vf.address in record.types))

@@ -197,7 +197,23 @@ class Restorer:
                   wanted: spec.MigInstanceSpec, done: list[str]
                   ) -> tuple[gpu_record.Claim, ...]:
         """Create a GPU instance, unless its claims have created it."""
-        self._announce(gpu, claims, wanted)
+        live = gpu.mig.instances if gpu.mig else ()
+        there = next((instance for instance in live
+                      if spec.of(instance) == wanted.bare), None)
+        boot = self._machine.boot_id()
+        if there is None:
+            # If this process dies after the creation, the next restore knows
+            # that the instance is theirs.
+            foreign = tuple(instance.instance_id for instance in live
+                            if instance.profile_id == wanted.profile_id)
+            self._records.put_claims(*(dataclasses.replace(
+                self._vgpus.numbered(claim, None), foreign_ids=foreign)
+                for claim in claims))
+        elif claims and not any(claim.made(there, boot) for claim in claims):
+            raise exception.StepFailed(
+                reason=f'another tool has created GPU instance '
+                f'{there.instance_id} at {wanted.placement}; destroy it, '
+                'then run cyborg-gpu layout restore')
         try:
             claims = self._vgpus.create_instance(
                 gpu, claims, wanted,
@@ -208,34 +224,6 @@ class Restorer:
             raise
         self._records.put_claims(*claims)
         return claims
-
-    def _announce(self, gpu: model.Gpu,
-                  claims: tuple[gpu_record.Claim, ...],
-                  wanted: spec.MigInstanceSpec) -> None:
-        """Write to the claims that their GPU instance is about to exist.
-
-        If this process dies then, the next restore knows that the instance
-        is theirs.
-
-        :raises StepFailed: if another tool has created an instance in its
-            place.
-        """
-        live = gpu.mig.instances if gpu.mig else ()
-        there = next((instance for instance in live
-                      if spec.of(instance) == wanted.bare), None)
-        if there is None:
-            foreign = tuple(instance.instance_id for instance in live
-                            if instance.profile_id == wanted.profile_id)
-            self._records.put_claims(*(dataclasses.replace(
-                self._vgpus.numbered(claim, None), foreign_ids=foreign)
-                for claim in claims))
-            return
-        boot = self._machine.boot_id()
-        if claims and not any(claim.made(there, boot) for claim in claims):
-            raise exception.StepFailed(
-                reason=f'another tool has created GPU instance '
-                f'{there.instance_id} at {wanted.placement}; destroy it, '
-                'then run cyborg-gpu layout restore')
 
 
 @contextlib.contextmanager

@@ -178,8 +178,10 @@ class Connections:
         for address in board.modules:
             item = board.single(address)
             if item is not None and item.active:
-                self._disconnect(nvlink.Group((address,), item.partition_id),
-                                 self._may_have_vgpus)
+                self._disconnect(
+                    nvlink.Group((address,), item.partition_id),
+                    lambda address: (gpu := self._host.refresh_gpu(
+                        address)).vgpus or condition.doubts(gpu))
 
     def _without_partition(self, claims: Iterable[gpu_record.Claim]
                            ) -> list[gpu_record.Claim]:
@@ -215,10 +217,6 @@ class Connections:
                         and self._records.claim(claim.handle) == claim):
                     self._records.put_claims(dataclasses.replace(
                         claim, fabric_partition=partition))
-
-    def _may_have_vgpus(self, address: model.PciAddress) -> bool:
-        gpu = self._host.refresh_gpu(address)
-        return bool(gpu.vgpus or condition.doubts(gpu))
 
     def _idle_modules(self) -> dict[model.PciAddress, int]:
         found = {}

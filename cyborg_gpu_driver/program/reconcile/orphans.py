@@ -143,7 +143,14 @@ class VgpuOrphans:
             obstacle = now.obstacle(claimed)
             if obstacle:
                 raise _kept(found, obstacle)
-            return self._remove(now) + _instance_below(now)
+            left = self._remove(now)
+            if not now.on_instance:
+                return left
+            # Another tool may have created the GPU instance below it.
+            number = ('' if now.instance_id is None
+                      else f' {now.instance_id}')
+            return (*left, f'the GPU instance{number} below it ("cyborg-gpu '
+                    'instance list" shows it)')
 
     def _remove(self, found: Found) -> tuple[str, ...]:
         vgpu = spec.VgpuSpec(found.vgpu.function, found.vgpu.type_id,
@@ -174,15 +181,17 @@ class VgpuOrphans:
         found = Found(gpu, vgpu, self._owner(gpu, vgpu),
                       instance_id=vgpu.instance_id)
         try:
-            if vgpu.uuid is None:
-                return dataclasses.replace(
-                    found, guest=_vfio_guest(machine, gpu, vgpu))
-            for guest in usage.guests(machine, gpu):
-                if _may_be(guest, vgpu):
+            if vgpu.uuid is None and usage.may_run(machine, gpu,
+                                                   vgpu.function):
+                return dataclasses.replace(found, guest=Guest.RUNNING)
+            for guest in usage.guests(machine, gpu) if vgpu.uuid else ():
+                # NVML may not name the mdev of a guest.
+                if guest.uuid == vgpu.uuid or (
+                        guest.uuid is None and guest.type_id == vgpu.type_id):
                     return dataclasses.replace(
                         found, guest=Guest.RUNNING,
                         instance_id=guest.instance_id)
-            if usage.vfio_holders(machine, vgpu.uuid):
+            if usage.vfio_holders(machine, vgpu.uuid or vgpu.function):
                 return dataclasses.replace(found, guest=Guest.OPEN)
         except exception.GpuDriverError as error:
             return dataclasses.replace(found, guest=Guest.UNKNOWN,
@@ -198,31 +207,6 @@ class VgpuOrphans:
         if vgpu.function in self._records.read(gpu.address).fixed.types:
             return 'fixed'
         return None
-
-
-def _vfio_guest(machine: platform.Platform, gpu: model.Gpu, vgpu: model.Vgpu
-                ) -> Guest:
-    if usage.may_run(machine, gpu, vgpu.function):
-        return Guest.RUNNING
-    if usage.vfio_holders(machine, vgpu.function):
-        return Guest.OPEN
-    return Guest.NONE
-
-
-def _may_be(guest: usage.GuestVgpu, vgpu: model.Vgpu) -> bool:
-    """Whether a guest's vGPU may be this one; NVML may not name its mdev."""
-    if guest.uuid is None:
-        return guest.type_id == vgpu.type_id
-    return guest.uuid == vgpu.uuid
-
-
-def _instance_below(found: Found) -> tuple[str, ...]:
-    """The GPU instance that is kept: another tool may have created it."""
-    if not found.on_instance:
-        return ()
-    number = '' if found.instance_id is None else f' {found.instance_id}'
-    return (f'the GPU instance{number} below it ("cyborg-gpu instance list" '
-            'shows it)',)
 
 
 def _kept(found: Found, reason: str) -> exception.ChangeRefused:

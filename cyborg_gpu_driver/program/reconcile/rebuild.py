@@ -64,9 +64,14 @@ class Rebuilder:
         for gpu in lost:
             try:
                 with locks.gpu(self._records.state_path, gpu.address):
-                    if self._records.peek(gpu.address).claims_lost:
-                        found[gpu.address] = self._rebuild(
-                            self._host.gpu(gpu.address), requests)
+                    if not self._records.peek(gpu.address).claims_lost:
+                        continue
+                    now = self._host.gpu(gpu.address)
+                    claims = self._found(now, requests)
+                    if self._host.is_linked(now):
+                        claims += self._whole(now, requests)
+                    self._records.rebuilt(gpu.address, claims)
+                    found[gpu.address] = claims
             except exception.GpuDriverError as error:
                 skipped.add(gpu.address)
                 if self._said.is_new(str(error), gpu.address):
@@ -77,15 +82,6 @@ class Rebuilder:
         self._say_found(found, requests)
         self._said.keep({tuple(found), *skipped} if skipped else ())
         return list(found)
-
-    def _rebuild(self, gpu: model.Gpu, requests: reconcile.Requests | None
-                 ) -> list[gpu_record.Claim]:
-        """Write the claims of one GPU; the caller holds its lock."""
-        claims = self._found(gpu, requests)
-        if self._host.is_linked(gpu):
-            claims += self._whole(gpu, requests)
-        self._records.rebuilt(gpu.address, claims)
-        return claims
 
     def _say_found(self, found: Mapping[model.PciAddress,
                                         Collection[gpu_record.Claim]],
@@ -257,7 +253,11 @@ def placed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
             [instance for instance in free.values()
              if instance.profile_id == profile_id
              and instance not in below.values()], waiting, by_type))
-    return [_on(claim, below.get(claim.handle)) for claim in bare]
+    return [dataclasses.replace(
+        claim, profile_id=below[claim.handle].profile_id,
+        placement=below[claim.handle].placement,
+        instance_id=below[claim.handle].instance_id)
+        if claim.handle in below else claim for claim in bare]
 
 
 def mixed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
@@ -289,12 +289,3 @@ def _guessed(instances: Sequence[model.GpuInstance],
         return {}
     return {claim.handle: instances[number % len(instances)]
             for number, claim in enumerate(waiting)}
-
-
-def _on(claim: gpu_record.Claim, instance: model.GpuInstance | None
-        ) -> gpu_record.Claim:
-    if instance is None:
-        return claim
-    return dataclasses.replace(
-        claim, profile_id=instance.profile_id, placement=instance.placement,
-        instance_id=instance.instance_id)

@@ -197,19 +197,16 @@ class Reconciler:
                ) -> desired.Facts:
         record = dataclasses.replace(self._records.read(gpu.address),
                                      claims=claims)
-        facts = desired.Facts(gpu, record, self._governs(gpu), requests,
-                              usages, boot=self._machine.boot_id())
+        governing = self._settings.policy_for(gpu)
+        facts = desired.Facts(
+            gpu, record, governing is not None
+            and not _SLICED.isdisjoint(governing.modes), requests, usages,
+            boot=self._machine.boot_id())
         lost = desired.unrequested(facts)
         return dataclasses.replace(
             facts, users=users(self._vgpus, gpu.address, lost)
             if lost else {},
             in_use=self._in_use(facts))
-
-    def _governs(self, gpu: model.Gpu) -> bool:
-        """Whether to report what no record explains on a GPU."""
-        governing = self._settings.policy_for(gpu)
-        return (governing is not None
-                and not _SLICED.isdisjoint(governing.modes))
 
     def _in_use(self, facts: desired.Facts
                 ) -> Mapping[model.Placement, str] | None:

@@ -57,7 +57,15 @@ def once(machine: platform.Platform, address: model.PciAddress,
     """
     with machine.nvml.alone():
         method = _reset(machine, address, was_guests)
-        _check_answers(machine, address)
+        nvml = machine.nvml
+        if pci.PciBus(machine.sysfs).driver(address) == whole.NVIDIA:
+            try:
+                with nvml.kept():
+                    nvml.call('nvmlDeviceGetUUID', nvml.device(address))
+            except exception.NvmlError as error:
+                raise exception.StepFailed(
+                    reason=f'it does not answer after its reset: {error}'
+                ) from error
     return method
 
 
@@ -127,21 +135,6 @@ def _check_fabric(switches: Iterable[str]) -> None:
             reason="NVIDIA's fabric manager is not running, and a GPU on its "
             'NVSwitches cannot be reset without it: start the unit '
             'nvidia-fabricmanager')
-
-
-def _check_answers(machine: platform.Platform, address: model.PciAddress
-                   ) -> None:
-    """Check that a GPU bound to NVIDIA's driver works after its reset."""
-    if pci.PciBus(machine.sysfs).driver(address) != whole.NVIDIA:
-        return
-    nvml = machine.nvml
-    try:
-        with nvml.kept():
-            nvml.call('nvmlDeviceGetUUID', nvml.device(address))
-    except exception.NvmlError as error:
-        raise exception.StepFailed(
-            reason=f'it does not answer after its reset: {error}'
-        ) from error
 
 
 class Resetter:

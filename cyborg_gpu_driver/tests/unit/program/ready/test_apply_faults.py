@@ -291,8 +291,7 @@ class UnderstoodStates(Scenario):
         now = self.transactions.read(self.gpu)
         self.assertNotEqual((), layout_state.differences(
             now, self.wanted(**self.after)))
-        self.assertIn('the rollback is blocked',
-                      str(self.applier.unfinished(self.address)))
+        self.assertIn('the rollback is blocked', str(self.change_record()))
         self.assertIs(apply.Status.CHANGED, self.change())
 
     def test_apply_to_what_is_there_ends_the_record(self):
@@ -300,10 +299,10 @@ class UnderstoodStates(Scenario):
         self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
         self.try_change()
         self.machine.faults.clear()
-        self.assertIsNotNone(self.applier.unfinished(self.address))
+        self.assertIsNotNone(self.change_record())
         self.apply(_3g_40gb=1)
         self.apply(_3g_40gb=1)
-        self.assertIsNone(self.applier.unfinished(self.address))
+        self.assertIsNone(self.change_record())
 
     def test_instance_taken_meanwhile_stays(self):
         """The rollback does not destroy an instance that is in use by now."""
