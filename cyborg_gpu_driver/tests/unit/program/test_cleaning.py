@@ -15,21 +15,16 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning as states
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
-from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.program import nodes
 
 _STATE = states.State
 _H100 = model.PciAddress.parse('0000:81:00.0')
@@ -104,16 +99,13 @@ class CleaningCase(base.BaseTestCase):
     def start(self):
         """Start an agent that has written nothing yet."""
         self.ledger.ours = 0
-        self.live = live.LiveHost(
-            reader.HostReader(self.platform), policies.Settings(
-                policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)),
-            store.Store(self.state_path))
-        self.health = health.GpuHealth(self.platform, self.state_path,
-                                       services.Services())
-        self.resetter = reset.Resetter(self.platform, self.health)
+        node = nodes.Node(
+            self.platform, self.state_path, policies.Settings(
+                policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)))
+        self.live = node.live
         self.cleaner = cleaning.Cleaner(
-            self.resetter, self.state_path, self.ledger,
-            audit.Audit(self.state_path), self.enabled, lambda: self.now)
+            node.resetter, self.state_path, self.ledger, node.history,
+            self.enabled, lambda: self.now)
 
     def look(self):
         """Run a report. Return whether the GPU is withheld after it."""
@@ -150,9 +142,7 @@ class CleaningCase(base.BaseTestCase):
 
     def state(self):
         """The state as it is on the disk."""
-        from_disk = cleaning.Cleaner(self.resetter, self.state_path, None,
-                                     None)
-        return from_disk._known(self.address).state
+        return self.tenancy().state
 
 
 class TenantsTest(CleaningCase):

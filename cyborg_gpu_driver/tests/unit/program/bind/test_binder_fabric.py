@@ -222,14 +222,6 @@ class RestartTest(FabricCase):
             self.assertEqual(self.partition, entry.fabric_partition)
             self.assert_active(self.partition)
 
-    def test_a_partition_without_an_owner(self):
-        self.binder.unbind(*self.bound)
-        self.live.refresh()
-        with self.machine.operation(write=True):
-            self.machine.state.fabric.active['10'] = []
-        self.keep()
-        self.assert_active()
-
     def test_the_partition_of_a_vgpu_of_somebody_else_stays(self):
         with self.machine.operation(write=True):
             self.machine.state.fabric.active['10'] = []

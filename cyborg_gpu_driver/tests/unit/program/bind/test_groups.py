@@ -62,16 +62,6 @@ class OfferTest(group_case.GroupCase):
 
 class BindTest(group_case.GroupCase):
 
-    def test_each_gpu_has_the_claim(self):
-        handle = self.bind(1, 2, 3, 4)
-        entries = self.records.claims()
-        self.assertEqual(4, len(entries))
-        for entry in entries:
-            self.assertEqual(handle[2], entry.handle)
-            self.assertEqual(1, entry.fabric_partition)
-            self.assertEqual(4, len(entry.members))
-        self.assertEqual((1,), self.world.active_partitions)
-
     def test_a_bind_may_come_again(self):
         handle = self.bind(1, 3)
         self.running.binder.bind(*handle)
@@ -433,23 +423,6 @@ class BridgeTest(group_case.GroupCase):
         for _ in range(2):
             self.report()
             self.assertEqual({(address,) for address in pair}, self.free())
-
-
-class AmpereTest(group_case.GroupCase):
-
-    host = 'dgx-a100-80'
-
-    def test_neighbours_are_pairs(self):
-        self.assertEqual({(1, 2), (3, 4), (5, 6), (7, 8)}, {
-            group for group in self.free() if len(group) == 2})
-        self.assertEqual(15, len(self.free()))
-        handle = self.bind(3, 4)
-        self.assert_sound()
-        self.running.binder.unbind(*handle)
-        self.report()
-        self.report()
-        self.assert_sound()
-        self.assertEqual(15, len(self.free()))
 
 
 class UnknownSizeTest(group_case.GroupCase):

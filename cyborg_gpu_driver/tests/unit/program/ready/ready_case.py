@@ -13,15 +13,11 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.ready import fixed
-from cyborg_gpu_driver.program.ready import prepare
-from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.program import machines
+from cyborg_gpu_driver.tests.unit.program import nodes
 
 
 class ReadyCase(base.BaseTestCase):
@@ -62,16 +58,15 @@ class ReadyCase(base.BaseTestCase):
         self.start()
 
     def start(self):
-        self.transactions = transaction.Transactions(
-            self.platform, self.reader, self.state_path)
-        cloud = services.Services()
-        cloud.claimed = lambda _: self.servers
-        self.preparer = prepare.Preparer(
-            self.transactions, self.settings,
-            health.GpuHealth(self.platform, self.state_path, cloud),
-            cloud, lambda: self.now)
-        self.fixed = fixed.FixedVgpus(self.transactions, self.settings,
-                                      lambda: self.now)
+        node = nodes.Node(self.platform, self.state_path, self.settings)
+        node.reader = self.reader
+        node.cloud.claimed = lambda _: self.servers
+        self.transactions = node.transactions
+        self.preparer = node.preparer
+        self.fixed = node.fixed
+        for backoff in (self.preparer._backoff, self.fixed._making,
+                        self.fixed._releasing):
+            backoff._clock = lambda: self.now
 
     def gpu(self):
         return self.reader.snapshot().gpu(self.address)

@@ -239,21 +239,6 @@ class LastingFaults(Scenario):
         return (item.start, item.size, item.profile_id, sorted(
             (part.start, part.size) for part in item.compute.values()))
 
-    def test_record_is_what_assert_and_restore_go_by(self):
-        self.again()
-        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
-        self.try_change()
-        record = self.change_record()
-        self.assertIn('UNKNOWN', str(record))
-        self.assertEqual(
-            ['1g.10gb'] * 4 + ['3g.40gb'], sorted(
-                self.gpu.mig.profile_by_id(cut.profile_id).name
-                for cut in record.before.instances))
-        self.machine.faults.clear()
-        self.assertTrue(self.transactions.finish(self.gpu))
-        self.assertEqual(self.old, self.truth())
-        self.assertFalse(self.transactions.finish(self.gpu))
-
 
 class ModeFaults(SingleFaults):
     """The change turns MIG mode on, with a reset, and creates instances."""

@@ -287,12 +287,6 @@ class FailureTest(ready_case.ReadyCase):
         self.assertIn(words, outcome.reason)
         return outcome
 
-    def test_mig_mode(self):
-        self.govern('mig')
-        self.machine.faults.fail('nvmlDeviceSetMigMode', _BUSY, times=None)
-        self.fails('ENABLE_MIG', 'cannot be turned on')
-        self.assertEqual((False, 0), self.is_now())
-
     def test_a_holder(self):
         self.govern('mig')
         self.machine.add_holder(str(self.address), 815, 'nv-hostengine')

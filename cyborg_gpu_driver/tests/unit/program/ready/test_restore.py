@@ -377,11 +377,6 @@ class FixedTest(RestoreCase):
         self.assertEqual({_EQUAL}, {item.scheduler.policy
                                     for item in instances})
 
-    def test_failure_is_told(self):
-        self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO)
-        error = self.assertRaises(exception.ChangeFailed, self.restore)
-        self.assertIn('create vGPU DC-1-24Q', str(error))
-
 
 class ReadinessTest(RestoreCase):
     """What only the policy asks for."""

@@ -10,7 +10,6 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import reconcile as words
-from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -197,17 +196,6 @@ class NameTest(ReconcileCase):
         self.assertEqual((K.NO_REQUEST,), self.reconciler.left)
         self.assertEqual((entry,), self.records.claims())
 
-    def test_usages_that_placement_does_not_tell(self):
-        entry = self.bind()
-        self.usages = {self.address: (words.Usage(
-            'uuid', entry.profile, entry.mdev_type, 2, 0, 0),)}
-        self.look()
-        self.now, self.usages = 299, None
-        self.look()
-        self.now, self.usages = 300, {self.address: (words.Usage(
-            'uuid', entry.profile, entry.mdev_type, 2, 0, 0),)}
-        self.assertIn('2 allocated in Placement', self.look())
-
     def test_a_failed_repair_is_told_once(self):
         entry = self.bind()
         self.take_away(entry)
@@ -389,20 +377,6 @@ class AskingTest(ReconcileCase):
         self.assertIn('in the meantime', str(error))
         self.assertEqual(before, self.truth())
         self.assert_quiet()
-
-    def test_a_gpu_that_is_read_again_meanwhile_is_left_out(self):
-        asked = self.handle('1g.5gb')
-        self.binder.bind(*asked)
-        privileged_vgpu.remove_mdev(asked[2])
-        self.live.refresh()
-        self.assertNotEqual((), self.reconciler.find())
-
-        def restore():
-            privileged_vgpu.create_mdev(*asked)
-            self.live.refresh_gpu(self.address)
-
-        self.meanwhile = restore
-        self.assertEqual((), self.reconciler.find())
 
     def test_a_gpu_that_somebody_keeps_locked_is_left_out(self):
         self.binder.bind(*self.handle('1g.5gb'))
