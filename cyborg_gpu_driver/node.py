@@ -139,23 +139,17 @@ class Node(host_parts.HostParts, services.Services):
                                         self.state_path)
 
     @functools.cached_property
-    def limits(self) -> binder.Limits:
-        """The time limits of Cyborg's requests."""
-        return binder.Limits()
-
-    @functools.cached_property
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
         return binder.Binder(
             self.live, self.claimed_vgpus, self.claimed_groups,
             admission.Admission(self.live, self, self.cordons, self.health),
-            self.transactions, self.history, self, self.health,
-            self.limits, self.turns)
+            self.transactions, self.history, self, self.health, self.turns)
 
     @functools.cached_property
     def turns(self) -> admission.Turns:
         """The binds of this process that have not ended."""
-        return admission.Turns(self.limits.clock)
+        return admission.Turns()
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:

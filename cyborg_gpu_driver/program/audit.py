@@ -57,7 +57,10 @@ class Audit:
         try:
             with locks.audit(self._state_path):
                 if _append(self._path, line) >= _FILE_SIZE:
-                    _rotate(self._path)
+                    for number in reversed(range(_FILES - 1)):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.replace(_numbered(self._path, number),
+                                       _numbered(self._path, number + 1))
         except (OSError, exception.JournalError) as error:
             if self._said.is_new(str(error)):
                 LOG.error('Cannot write the audit record: %s. Until this '
@@ -99,12 +102,6 @@ def _append(path: str, line: bytes) -> int:
         return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-
-
-def _rotate(path: str) -> None:
-    for number in reversed(range(_FILES - 1)):
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(_numbered(path, number), _numbered(path, number + 1))
 
 
 def _numbered(path: str, number: int) -> str:

@@ -18,7 +18,6 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
@@ -134,8 +133,5 @@ class GpuCordons:
 
     def _keep(self, address: model.PciAddress,
               change: Callable[[cordon.Cordons], cordon.Cordons]) -> None:
-        def changed(record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
-            return dataclasses.replace(record,
-                                       cordons=change(record.cordons))
-
-        self._store.keep(address, changed)
+        self._store.keep(address, lambda record: dataclasses.replace(
+            record, cordons=change(record.cordons)))

@@ -173,7 +173,7 @@ class Admission:
                 f'GPU {address} were disabled and enabled')
 
     def over(self, handle: str) -> None:
-        """Forget a handle that is not bound, or not any more."""
+        """Forget a handle that is not bound any more."""
         with self._mutex:
             self._units.pop(handle, None)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
@@ -45,6 +44,8 @@ LOG = logging.getLogger(__name__)
 
 CAME_UP_SECONDS = 10.0
 """A server that gives its vGPU back earlier never came up."""
+UNBIND_SECONDS = 5.0
+"""Time until an unbind answers. The rest of its work continues."""
 _ATTEMPTS = 3
 """Plans to try if another program changes the GPU at the same time."""
 _SESSION_ENDED = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT'})
@@ -64,15 +65,6 @@ class _NoRoom(Exception):
         self.error = error
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Time limits for Cyborg's requests, in seconds."""
-
-    unbind: float = 5.0
-    """Time until an unbind answers. The rest of its work continues."""
-    clock: Callable[[], float] = time.monotonic
-
-
 class Binder:
     """Carries out binds and unbinds on one machine."""
 
@@ -80,8 +72,7 @@ class Binder:
                  groups: partitions.Groups, admitted: admission.Admission,
                  transactions: transaction.Transactions,
                  history: audit.Audit, cloud: services.Services,
-                 gpu_health: health.GpuHealth, limits: Limits,
-                 running: admission.Turns):
+                 gpu_health: health.GpuHealth, running: admission.Turns):
         self._host = host
         self._vgpus = vgpus
         self._groups = groups
@@ -90,7 +81,6 @@ class Binder:
         self._records = transactions.records
         self._audit = history
         self._cloud = cloud
-        self._limits = limits
         self._turns = running
         self._health = gpu_health
         self._failed: set[model.PciAddress] = set()
@@ -306,8 +296,8 @@ class Binder:
         :raises StepFailed: if it takes longer; it continues in its thread.
         """
         unbind = admission.begin(f'the unbind of handle {subject.handle}',
-                                 function, subject, self._limits.unbind)
-        futures.wait([unbind], self._limits.unbind)
+                                 function, subject, UNBIND_SECONDS)
+        futures.wait([unbind], UNBIND_SECONDS)
         if unbind.done():
             unbind.result()
             return
@@ -320,7 +310,7 @@ class Binder:
 
         unbind.add_done_callback(tell)
         raise exception.StepFailed(
-            reason=f'not finished after {self._limits.unbind:g} s. It '
+            reason=f'not finished after {UNBIND_SECONDS:g} s. It '
             'continues, and each report retries what is left then')
 
     def _return(self, claim: gpu_record.Claim, seconds: float | None

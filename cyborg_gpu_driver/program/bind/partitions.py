@@ -124,8 +124,13 @@ class Vgpus(Kind):
                           self._records.claims(address),
                           self._machine.boot_id(), share)
         profile = spec.profile(gpu, claim.profile_id)
+        try:
+            partition = privileged_fabric.partition_of_vgpu(
+                gpu, asked.mdev_type)
+        except (exception.FabricError, exception.StepFailed) as error:
+            raise plan.refusal(asked, str(error)) from error
         claim = dataclasses.replace(
-            claim, fabric_partition=_own_partition(gpu, asked),
+            claim, fabric_partition=partition,
             foreign_ids=self._instance_ids(address, profile)
             if profile is not None and claim.instance_id is None else ())
         if self.vgpu_type(claim.vgpu) is not None:
@@ -526,11 +531,3 @@ def _activation(claim: gpu_record.Claim) -> list[change.Step]:
         Action.ACTIVATE_PARTITION,
         vgpu=None if claim.is_group else claim.vgpu,
         fabric_partition=claim.fabric_partition)]
-
-
-def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:
-    """The NVSwitch partition that the vGPU needs; None if it needs none."""
-    try:
-        return privileged_fabric.partition_of_vgpu(gpu, asked.mdev_type)
-    except (exception.FabricError, exception.StepFailed) as error:
-        raise plan.refusal(asked, str(error)) from error

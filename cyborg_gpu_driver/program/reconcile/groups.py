@@ -11,7 +11,6 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 
 from oslo_log import log as logging
 
@@ -131,7 +130,7 @@ class Connections:
                     or claim.fabric_partition in active):
                 continue
             with (self._noted(f'partition {claim.fabric_partition}'),
-                  self._held(claim.gpus)):
+                  locks.gpus(self._records.state_path, claim.gpus)):
                 now = self._records.claim(claim.handle)
                 step = now and partitions.connect(self._machine, now)
                 if step:
@@ -148,7 +147,7 @@ class Connections:
         if group.partition is None:
             return
         with (self._noted(f'partition {group.partition}'),
-              self._held(group.members)):
+              locks.gpus(self._records.state_path, group.members)):
             if any(self._records.owners(address) or is_used(address)
                    for address in group.members):
                 return
@@ -210,7 +209,7 @@ class Connections:
         """
         for claim in claims:
             with (self._noted(f'partition of handle {claim.handle}'),
-                  self._held(claim.gpus)):
+                  locks.gpus(self._records.state_path, claim.gpus)):
                 partition = privileged_fabric.partition_of_vgpu(
                     self._host.gpu(claim.gpu), claim.mdev_type)
                 if (partition is not None
@@ -401,7 +400,7 @@ class Connections:
             if not missing:
                 continue
             with contextlib.suppress(exception.LockTimeout), \
-                    self._held(claim.gpus):
+                    locks.gpus(self._records.state_path, claim.gpus):
                 now = self._records.claim(claim.handle)
                 missing = self._lacking(claim)
                 if now is None or (now.leads and missing
@@ -429,10 +428,6 @@ class Connections:
                 return False
 
         return list(filter(lacks, claim.gpus))
-
-    def _held(self, gpus: Sequence[model.PciAddress]
-              ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._records.state_path, gpus)
 
 
 def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:

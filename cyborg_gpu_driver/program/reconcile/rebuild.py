@@ -90,7 +90,10 @@ class Rebuilder:
         left = (sum(len(self._host.gpu(address).vgpus) for address in found)
                 - sum(not claim.is_group for claim in claims))
         lacking = [claim.handle for claim in claims
-                   if self._lacks_instance(claim)]
+                   if claim.placement is None and any(
+                       offer.profile == claim.profile
+                       and offer.mode is policy.Mode.MIG for offer
+                       in self._host.offers(self._host.gpu(claim.gpu)))]
         text = (f'{len(claims)} handles on {len(found)} GPUs; {left} other '
                 'vGPUs are left to their owners')
         if lacking:
@@ -172,13 +175,6 @@ class Rebuilder:
                     profile=group.profile, phase=gpu_record.Phase.BOUND,
                     fabric_partition=group.partition, members=group.members))
         return found
-
-    def _lacks_instance(self, claim: gpu_record.Claim) -> bool:
-        if claim.placement is not None:
-            return False
-        return any(offer.profile == claim.profile
-                   and offer.mode is policy.Mode.MIG for offer
-                   in self._host.offers(self._host.gpu(claim.gpu)))
 
 
 def bare_claims(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],

@@ -17,11 +17,9 @@ class Node(node.Node):
 
     :param cloud: answers for the cloud's services. A test may replace its
         methods at any time.
-    :param limits: the time limits of binds and unbinds.
     """
 
-    def __init__(self, machine, state_path, settings=None, cloud=None,
-                 limits=None):
+    def __init__(self, machine, state_path, settings=None, cloud=None):
         conf = cfg.ConfigOpts()
         gpu_conf.register_opts(conf)
         conf([], default_config_files=[])
@@ -29,8 +27,6 @@ class Node(node.Node):
         super().__init__(conf, settings or policies.Settings(), 'host1')
         self.platform = machine
         self.cloud = cloud or services.Services()
-        if limits is not None:
-            self.limits = limits
 
 
 def _forwarded(name):

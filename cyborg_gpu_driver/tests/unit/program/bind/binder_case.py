@@ -32,7 +32,6 @@ class BinderCase(base.BaseTestCase):
     machine = 'dgx-a100-40'
     gpu = '0000:07:00.0'
     policy = policy.Policy('p', policy.Mode.MIG)
-    limits = binder.Limits()
     bind_calls = 30
     """Limit of the NVML calls of a bind, which reads its GPU afterwards."""
     only = None
@@ -66,7 +65,7 @@ class BinderCase(base.BaseTestCase):
         self.node = nodes.Node(
             platform_, self.state_path,
             policies.Settings(policies=(self.policy,)),
-            self.cloud, self.limits)
+            self.cloud)
         self.records = self.node.records
         # Each server comes up, however soon a test deletes it.
         self.records.clock = itertools.count(

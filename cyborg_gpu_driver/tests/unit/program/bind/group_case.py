@@ -55,7 +55,7 @@ class GroupCase(base.BaseTestCase):
             conf.set_override(name, value, group='gpu_policy:p')
         self.running = node.Node(conf, policies.read(conf), 'host1')
         # On a slow machine, an unbind must not reach its time limit.
-        self.running.binder._limits = binder.Limits(unbind=300.0)
+        self.patch(binder, 'UNBIND_SECONDS', 300.0)
         self.running.act_here()
         self.machine = privileged.machine()
         self.world = pynvml.nvmlLib.machine

@@ -44,8 +44,9 @@ class LimitCase(binder_case.BinderCase):
 
     def setUp(self):
         self.now = 0.0
-        self.limits = binder.Limits(0.1, lambda: self.now)
         super().setUp()
+        self.patch(binder, 'UNBIND_SECONDS', 0.1)
+        self.node.turns._clock = lambda: self.now
         self.asked = self.handle('3g.20gb')
 
     def hold(self):
