@@ -92,7 +92,9 @@ class GpuHealth:
         for gpu in host.gpus:
             self._change(gpu.address, functools.partial(
                 health.checked, facts=facts[gpu.address], needed=self._needed,
-                now=now, live=_live(gpu)), gpu.uuid)
+                now=now, live=None if gpu.mig is None else {
+                    (item.instance_id, item.placement)
+                    for item in gpu.mig.instances}), gpu.uuid)
         return {gpu.address: self._verdict(gpu.address) for gpu in host.gpus}
 
     def event(self, event: condition.Event) -> None:
@@ -266,14 +268,6 @@ class GpuHealth:
                 cordon.Source.HEALTH, self._clock(),
                 reason=f'{errors} errors, the last was {last}'))
         return dataclasses.replace(record, errors=errors, cordons=cordons)
-
-
-def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:
-    """Ids and placements of a GPU's instances; None if unknown."""
-    if gpu.mig is None:
-        return None
-    return {(item.instance_id, item.placement)
-            for item in gpu.mig.instances}
 
 
 def _conditions(record: gpu_record.GpuRecord) -> tuple[health.Condition, ...]:

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from oslo_log import log as logging
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
@@ -25,13 +23,11 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.planning import desired
-from cyborg_gpu_driver.program.ready import backoff
+from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
-
-LOG = logging.getLogger(__name__)
 
 _READY = frozenset({change.Action.SCHEDULER})
 """Actions that may be left on a GPU that is ready for its fixed vGPUs."""
@@ -48,13 +44,13 @@ class FixedVgpus:
         self._transactions = transactions
         self._settings = settings
         self._records = transactions.records
-        self._making = backoff.Backoff(LOG, clock)
-        self._releasing = backoff.Backoff(LOG, clock)
+        self._making = prepare.Backoff(clock)
+        self._releasing = prepare.Backoff(clock)
 
-    def plan(self, gpu: model.Gpu) -> backoff.Outcome:
+    def plan(self, gpu: model.Gpu) -> prepare.Outcome:
         """The steps that are left on a GPU; changes nothing."""
         if not self._settings.prepare or self._settings.ignores(gpu):
-            return backoff.Outcome(gpu.address)
+            return prepare.Outcome(gpu.address)
         try:
             record = self._records.read(gpu.address).fixed
             steps = _removal(self._unwanted(gpu, record), record)
@@ -63,10 +59,10 @@ class FixedVgpus:
                 steps += self._creation(gpu, fixed.plan(gpu, governing,
                                                         record.types))
         except exception.GpuDriverError as error:
-            return backoff.Outcome(gpu.address, reason=str(error))
-        return backoff.Outcome(gpu.address, tuple(steps))
+            return prepare.Outcome(gpu.address, reason=str(error))
+        return prepare.Outcome(gpu.address, tuple(steps))
 
-    def release(self, gpu: model.Gpu) -> backoff.Outcome:
+    def release(self, gpu: model.Gpu) -> prepare.Outcome:
         """Remove the recorded fixed vGPUs that are unwanted and unused.
 
         Never raises.
@@ -74,7 +70,7 @@ class FixedVgpus:
         return self._releasing.attempt(gpu.address,
                                        lambda _: self._release(gpu))
 
-    def make(self, gpu: model.Gpu) -> backoff.Outcome:
+    def make(self, gpu: model.Gpu) -> prepare.Outcome:
         """Create the vGPUs that the policy wants, if the GPU is ready.
 
         Never raises. Creates all of them or, if one fails, none.
@@ -90,13 +86,13 @@ class FixedVgpus:
 
     # Removal
 
-    def _release(self, gpu: model.Gpu) -> backoff.Outcome:
+    def _release(self, gpu: model.Gpu) -> prepare.Outcome:
         record = self._records.read(gpu.address).fixed
         if (not self._settings.prepare or self._settings.ignores(gpu)
                 or record.is_empty
                 or not (self._unwanted(gpu, record)
                         or self._is_left_over(gpu, record))):
-            return backoff.Outcome(gpu.address)
+            return prepare.Outcome(gpu.address)
         with self._transactions.lock(gpu.address):
             now = self._reader.complete_gpu(gpu.address)
             record = self._records.read(gpu.address).fixed
@@ -115,7 +111,7 @@ class FixedVgpus:
                 record, instances=frozenset(
                     item for item in record.instances
                     if item.placement not in places)))
-            return backoff.Outcome(gpu.address, (*taken, *gone),
+            return prepare.Outcome(gpu.address, (*taken, *gone),
                                    '; '.join((*blocked, *refused)))
 
     def _unwanted(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
@@ -182,14 +178,14 @@ class FixedVgpus:
             return None
         return self._policy(gpu)
 
-    def _make(self, gpu: model.Gpu) -> backoff.Outcome:
+    def _make(self, gpu: model.Gpu) -> prepare.Outcome:
         governing = self._ready_policy(gpu)
         if governing is None:
-            return backoff.Outcome(gpu.address)
+            return prepare.Outcome(gpu.address)
         known = self._records.read(gpu.address)
         if known.change is None and not _missing(gpu, fixed.plan(
                 gpu, governing, known.fixed.types)):
-            return backoff.Outcome(gpu.address)
+            return prepare.Outcome(gpu.address)
         with self._transactions.lock(gpu.address):
             self._transactions.finish(gpu)
             now = self._transactions.read(
@@ -198,15 +194,24 @@ class FixedVgpus:
             planned = fixed.plan(now, governing, record.types)
             missing = _missing(now, planned)
             if not missing:
-                return backoff.Outcome(gpu.address)
+                return prepare.Outcome(gpu.address)
             steps = self._creation(now, planned)
+
+            def check(_gpu: model.Gpu) -> None:
+                for item in missing:
+                    if (governing.mode is policy.Mode.MIG
+                            and vfio.instance_under(
+                                self._machine, item.function) is None):
+                        raise exception.StepFailed(
+                            reason=f'{item} is on no GPU instance')
+
             self._transactions.run(
-                now, steps, lambda gpu: self._check(governing, missing),
+                now, steps, check,
                 ahead={'fixed': gpu_record.FixedVgpus(
                     {**record.types, **{
                         item.function: item.type_id for item in missing}},
                     record.instances | frozenset(planned.instances))})
-            return backoff.Outcome(gpu.address, tuple(steps))
+            return prepare.Outcome(gpu.address, tuple(steps))
 
     def _creation(self, gpu: model.Gpu, planned: fixed.FixedPlan
                   ) -> list[change.Step]:
@@ -223,16 +228,6 @@ class FixedVgpus:
             *(change.Step(change.Action.CREATE_VGPU, vgpu=item)
               for item in sorted(_missing(gpu, planned), key=lambda item: (
                   -sizes.get(item.type_id, 0), item.function)))]
-
-    def _check(self, governing: policy.Policy,
-               vgpus: Iterable[spec.VgpuSpec]) -> None:
-        """Check that vGPUs of mode MIG lie on a GPU instance."""
-        if governing.mode is not policy.Mode.MIG:
-            return
-        for item in vgpus:
-            if vfio.instance_under(self._machine, item.function) is None:
-                raise exception.StepFailed(
-                    reason=f'{item} is on no GPU instance')
 
 
 def _removal(functions: Iterable[model.PciAddress],

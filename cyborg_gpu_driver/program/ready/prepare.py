@@ -12,6 +12,7 @@ it is.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
@@ -28,7 +30,6 @@ from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program.ready import backoff
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.program.steps import vfio
@@ -36,9 +37,75 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 
 LOG = logging.getLogger(__name__)
 
+_PAUSE = 60.0
+"""Seconds from a failed attempt at a GPU to the next attempt."""
 _HARMLESS = frozenset({change.Action.SCHEDULER})
 """Actions possible beside vGPUs while no virtual machine runs (nvml.h on
 nvmlDeviceSetVgpuSchedulerState and nvmlGpuInstanceSetVgpuSchedulerState)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What was done to one GPU, and why it does not match its policy."""
+
+    gpu: model.PciAddress
+    steps: tuple[change.Step, ...] = ()
+    """The steps that were taken, including one that failed; of a plan, the
+    steps that are left."""
+    reason: str = ''
+    """Why the GPU does not match its policy; empty if it does."""
+    rolled_back: bool = False
+    """Whether a change of a process that died was rolled back first."""
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """What was done, for people; empty if the GPU has not changed."""
+        return (*((transaction.RECOVERED,) if self.rolled_back else ()),
+                *map(str, self.steps))
+
+
+class Backoff:
+    """Attempts at one action on each GPU, and their outcomes.
+
+    An outcome whose reason differs from the last one is logged.
+
+    :param clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._failed: dict[model.PciAddress, tuple[float, Outcome]] = {}
+        self._said = log_once.LogOnce()
+
+    def attempt(self, address: model.PciAddress,
+                act: Callable[[list[change.Step]], Outcome]) -> Outcome:
+        """Try the action, unless it failed on this GPU in the last minute.
+
+        :param act: appends each step to its argument before it is taken, and
+            raises if the action fails.
+        """
+        when, failed = self._failed.pop(address, (0.0, None))
+        if failed is not None and self._clock() < when + _PAUSE:
+            self._failed[address] = when, failed
+            return failed
+        taken: list[change.Step] = []
+        try:
+            outcome = act(taken)
+        except Exception as error:
+            if not isinstance(error, exception.GpuDriverError):
+                # For example of oslo.privsep, if its daemon does not start.
+                # The report of the GPUs must not depend on it.
+                LOG.exception('GPU %s', address)
+            outcome = Outcome(address, tuple(taken), ': '.join(
+                map(str, (*taken[-1:], error))))
+            self._failed[address] = self._clock(), outcome
+        if not outcome.reason:
+            self._said.over(address)
+        elif self._said.is_new(outcome.reason, address):
+            LOG.warning(
+                'GPU %(gpu)s does not match its policy: %(reason)s',
+                {'gpu': address, 'reason': outcome.reason})
+        return outcome
 
 
 class Preparer:
@@ -59,23 +126,23 @@ class Preparer:
         self._health = gpu_health
         self._cloud = cloud
         self._records = transactions.records
-        self._backoff = backoff.Backoff(LOG, clock)
+        self._backoff = Backoff(clock)
         self._tried: set[tuple[model.PciAddress, policy_module.Mode]] = set()
         """Roles that this process does not try again."""
 
-    def plan(self, gpu: model.Gpu) -> backoff.Outcome:
+    def plan(self, gpu: model.Gpu) -> Outcome:
         """The steps that are left on a GPU, and what prevents them."""
         steps = readiness.steps(gpu, self._wants_anew(gpu)(gpu))
-        return backoff.Outcome(gpu.address, steps, self._in_the_way(
+        return Outcome(gpu.address, steps, self._in_the_way(
             gpu, steps) if steps else '')
 
-    def prepare(self, gpu: model.Gpu) -> backoff.Outcome:
+    def prepare(self, gpu: model.Gpu) -> Outcome:
         """Make one GPU ready, if it is idle. Never raises."""
         return self._backoff.attempt(
             gpu.address, lambda taken: self._prepare(gpu, taken))
 
     def _prepare(self, gpu: model.Gpu, taken: list[change.Step]
-                 ) -> backoff.Outcome:
+                 ) -> Outcome:
         rolled_back = False
         if (self._settings.prepare
                 and self._records.read(gpu.address).change is not None):
@@ -90,14 +157,14 @@ class Preparer:
         unread = self._unread(gpu)
         if not unread and not readiness.steps(
                 gpu, self._wants_anew(gpu)(gpu)):
-            return backoff.Outcome(gpu.address, rolled_back=rolled_back)
+            return Outcome(gpu.address, rolled_back=rolled_back)
         with (self._cloud.partitioning(gpu.address) if unread
               else contextlib.nullcontext('')) as reason:
             if not reason:
                 with self._transactions.lock(gpu.address):
                     reason = self._make_ready(gpu.address, bool(unread),
                                               taken)
-        return backoff.Outcome(gpu.address, tuple(taken), reason, rolled_back)
+        return Outcome(gpu.address, tuple(taken), reason, rolled_back)
 
     def _make_ready(self, address: model.PciAddress, is_unread: bool,
                     taken: list[change.Step]) -> str:

@@ -125,8 +125,14 @@ class Executor:
             raise _refused(f'{step}: the driver put it at {made.placement}')
         self._live[asked] = made
         if step.scheduler is not None:
-            self._try_to_schedule(dataclasses.replace(
-                step, action=change.Action.SCHEDULER))
+            scheduling = dataclasses.replace(
+                step, action=change.Action.SCHEDULER)
+            try:
+                self._schedule(scheduling)
+            except exception.GpuDriverError as error:
+                LOG.warning('GPU %(gpu)s: cannot %(step)s: %(error)s', {
+                    'gpu': self._address, 'step': scheduling,
+                    'error': error})
 
     def _destroy_instance(self, step: change.Step) -> None:
         """Destroy a GPU instance and its compute instances."""
@@ -257,13 +263,6 @@ class Executor:
             _check_scheduler(instance.scheduler, scheduler, time_slice)
         privileged_gpu.set_instance_scheduler(
             self._address, instance.instance_id, scheduler.value, time_slice)
-
-    def _try_to_schedule(self, step: change.Step) -> None:
-        try:
-            self._schedule(step)
-        except exception.GpuDriverError as error:
-            LOG.warning('GPU %(gpu)s: cannot %(step)s: %(error)s', {
-                'gpu': self._address, 'step': step, 'error': error})
 
     def _bind(self, step: change.Step) -> None:
         gpu = self._snapshot()

@@ -202,7 +202,7 @@ class InUseTest(FixedCase):
         self.ready(fixed_vgpus=(('L40S-12Q', 2),))
         vf = str(self.gpu().vfs[1].address)
         self.machine.start_guest(vf)
-        with self.assertLogs('cyborg_gpu_driver.program.ready.fixed',
+        with self.assertLogs('cyborg_gpu_driver.program.ready.prepare',
                              'WARNING') as logs:
             for _ in range(3):
                 self.govern('vgpu', fixed_vgpus=(('L40S-12Q', 1),))
