@@ -129,26 +129,6 @@ class DriverTest(base.BaseTestCase):
         self.assertIn('the driver does not say', self.refused(
             exception.UsageUnknown, privileged_driver.reset, _GPU))
 
-    def test_without_names_the_driver_decides(self):
-        def unseen(address):
-            raise exception.UsageUnknown(what=address, reason='hidden')
-        self.use(dataclasses.replace(self.machine, gpu_holders=unseen))
-        privileged_driver.reset(_GPU)
-        self.kernel.written.clear()
-        self.say_memory('Active')
-        self.assertIn('who uses it is unknown', self.refused(
-            exception.GpuInUse, privileged_driver.reset, _GPU))
-
-    def test_nothing_is_taken_from_who_has_it_open(self):
-        self.held = ((812, 'nvidia-persiste'), (4711, 'python'))
-        self.say_memory('Active')
-        for call, arguments in ((privileged_driver.bind, ('vfio-pci',)),
-                                (privileged_driver.reset, ())):
-            said = self.refused(exception.GpuInUse, call, _GPU, *arguments)
-            self.assertIn('process 812 (nvidia-persiste): nvidia-smi could '
-                          'not ask it', said)
-            self.assertIn('process 4711 (python)', said)
-
     def test_nothing_is_taken_from_a_guest(self):
         privileged_driver.bind(_GPU, 'vfio-pci')
         self.kernel.written.clear()

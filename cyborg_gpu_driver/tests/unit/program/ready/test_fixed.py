@@ -7,7 +7,6 @@ import errno
 
 import pynvml
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -353,16 +352,6 @@ class FaultsTest(FixedCase):
         self.succeeds()
         self.ready('off')
         self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
-
-
-class RecordTest(ready_case.ReadyCase):
-
-    def test_damaged(self):
-        path = store.of(self.state_path).path(self.address)
-        durable.write(path, store.KIND, store.VERSION, {
-            'fixed': {'types': {str(self.address): '../etc'}}})
-        self.govern('off')
-        self.assertIn('damaged', self.fixed.release(self.gpu()).reason)
 
 
 _LAID_OUT = (19, 0)

@@ -104,14 +104,6 @@ class ResetTest(ResetCase):
             self.refused(exception.GpuInUse, remedy)
             self.machine.remove_holder(815)
 
-    def test_the_display_module_is_a_holder(self):
-        self.machine.load_drm()
-        self.refused(exception.GpuInUse, 'kernel module nvidia_drm')
-        self.without_smi()
-        self.refused(exception.GpuInUse, 'kernel module nvidia_drm')
-        self.machine.unload_drm()
-        self.reset()
-
     def test_a_display_module_that_lets_go(self):
         self.host('h100-nvl', version='595.45.04')
         self.machine.load_drm()
@@ -119,13 +111,6 @@ class ResetTest(ResetCase):
         self.whole()
         self.machine.add_holder(_GPU, 815, 'nv-hostengine')
         self.refused(exception.GpuInUse, 'process 815')
-
-    def test_the_daemon_is_left_to_nvidia_smi(self):
-        self.assertEqual('nvidia-smi', self.reset())
-        self.without_smi()
-        self.machine.start_persistenced()
-        self.refused(exception.GpuInUse,
-                     'process 812 (nvidia-persiste): nvidia-smi could not')
 
     def test_persistence_mode_outlives_a_reset_without_nvidia_smi(self):
         self.without_smi()
