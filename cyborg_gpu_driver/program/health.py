@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Track which GPUs are unhealthy and since when, by errors and checks."""
 
 from __future__ import annotations

@@ -232,10 +232,7 @@ _LOST = 'was damaged, and its claims are not rebuilt yet'
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
-    """Why the claims of a GPU are not known, and what an operator can do.
-
-    Both are for people, without a full stop.
-    """
+    """Why the claims of a GPU are not known, and the remedy, for people."""
 
     reason: str
     remedy: str

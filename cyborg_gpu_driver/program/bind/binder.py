@@ -461,10 +461,7 @@ class Binder:
 
     def _is_made(self, address: model.PciAddress, asked: plan.Request
                  ) -> bool:
-        """Whether an earlier bind has made what this bind asks for.
-
-        Removes first what an earlier unbind could not remove.
-        """
+        """Whether it is bound; else remove what an unbind has left of it."""
         claim = self._records.claim(asked.handle, address)
         if claim is None:
             self._records.given_away(asked.handle)

@@ -181,10 +181,7 @@ class Vgpus(Kind):
 
     def numbered(self, claim: gpu_record.Claim, instance_id: int | None
                  ) -> gpu_record.Claim:
-        """The claim with the id of an instance of this boot.
-
-        :param instance_id: None if the instance is yet to be created.
-        """
+        """The claim with the id of an instance of this boot, if it exists."""
         return dataclasses.replace(claim, instance_id=instance_id,
                                    boot=self._machine.boot_id())
 
@@ -242,20 +239,14 @@ class Vgpus(Kind):
                 item) not in (None, item.instance_id)), None)
 
     def instance_under(self, claim: gpu_record.Claim) -> int | None:
-        """Id of the GPU instance that the driver put the vGPU on.
-
-        :returns: None if the driver does not tell, as for an mdev.
-        """
+        """Id of the GPU instance below the vGPU; not told of an mdev."""
         if not claim.vfio:
             return None
         return vfio.instance_under(self._machine, claim.function)
 
     def destroy_vgpu(self, address: model.PciAddress, vgpu: spec.VgpuSpec,
                      gpu: model.Gpu | None = None) -> None:
-        """Destroy a vGPU; does nothing if it is gone.
-
-        :param gpu: the GPU, if the vGPU is of vendor VFIO.
-        """
+        """Destroy a vGPU, if it exists; vendor VFIO needs its GPU."""
         self._take(address, change.Step(Action.DESTROY_VGPU, vgpu=vgpu),
                    gpu=gpu)
 

@@ -23,8 +23,6 @@ from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import gpu as gpu_record
 
-# Collect the state of the groups that a GPU is in. Pure.
-
 
 def group_states(host: model.Host, groups: Iterable[nvlink.Group],
                  policy_for: Callable[[model.Gpu], policies.Policy | None],

@@ -63,10 +63,7 @@ class FixedVgpus:
         return prepare.Outcome(gpu.address, tuple(steps))
 
     def release(self, gpu: model.Gpu) -> prepare.Outcome:
-        """Remove the recorded fixed vGPUs that are unwanted and unused.
-
-        Never raises.
-        """
+        """Remove recorded fixed vGPUs that are unwanted. Never raises."""
         return self._releasing.attempt(gpu.address,
                                        lambda _: self._release(gpu))
 

@@ -203,10 +203,7 @@ class Connections:
             return True
 
     def _add_partitions(self, claims: Iterable[gpu_record.Claim]) -> None:
-        """Write the partitions of these claims, if they have one.
-
-        The next report tries those again that fail.
-        """
+        """Write the partitions of these claims, if they have one."""
         for claim in claims:
             with (self._noted(f'partition of handle {claim.handle}'),
                   locks.gpus(self._records.state_path, claim.gpus)):
