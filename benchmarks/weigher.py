@@ -138,9 +138,11 @@ class Cloud:
         self.placement = placement or Placement()
         self.seconds = 0.0
         self._most = _KEPT * candidates
+        # The second call of a decision waits for what the first has left of
+        # the limit, so the time of the calls themselves counts.
         self.reader = weigher_reader.Reader(
             self.placement.get, CACHE_SECONDS, self._most,
-            lambda: self.seconds)
+            lambda: self.seconds + time.monotonic())
 
     def request(self) -> tuple[float, int]:
         """Make one scheduling request.

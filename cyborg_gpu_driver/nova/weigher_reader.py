@@ -288,7 +288,8 @@ class Reader:
             host = self._hosts.setdefault(uuid, _Host(self._clock()))
         began = self._clock()
         gpus = self._gpus(uuid, host, wish.resource_class)
-        is_changed = host.mark != wish.mark or gpus != host.gpus
+        part = host.part if gpus == host.gpus else weigher_cost.Fleet(gpus)
+        is_changed = host.mark != wish.mark or part is not host.part
         for gpu in gpus:
             for offer in gpu.offers:
                 if offer.used and offer.provider not in wish.servers and (
@@ -300,8 +301,7 @@ class Reader:
             host.began = began
             host.pause = self._keep if is_changed else min(
                 max(self._keep, 2 * host.pause), _RARELY * self._keep)
-            if gpus != host.gpus:
-                host.gpus, host.part = gpus, weigher_cost.Fleet(gpus)
+            host.gpus, host.part = gpus, part
             host.servers, host.is_watched = wish.servers, wish.is_watched
             host.mark, host.due = wish.mark, self._clock() + host.pause
             if self._failed:
