@@ -23,10 +23,9 @@ METHODS = {
 }
 """Methods of Nova's LibvirtDriver that the patches extend, with their
 parameters (nova/virt/libvirt/driver.py)."""
-_FIRST_WITH_MDEVS = 34
-"""Major release; see :func:`mdev_problem`."""
-_FIRST_WITH_QUOTAS = 34
-"""Major release; see :func:`quota_problem`."""
+_FIRST = 34
+"""The major release that first has what :func:`mdev_problem` and
+:func:`quota_problem` look for."""
 
 
 def nova_version() -> str:
@@ -54,12 +53,11 @@ def mdev_problem() -> str:
 
     :returns: ``''`` if Nova attaches them, or is not installed here.
     """
-    version = nova_version()
-    if not version or _major(version) >= _FIRST_WITH_MDEVS:
-        return ''
-    return (f'Nova {version} ignores accelerators with handles of type MDEV, '
-            'so servers start without them; Nova 34.0.0 (2026.2) is the first '
-            'release that attaches them')
+    version = _too_old()
+    return version and (
+        f'Nova {version} ignores accelerators with handles of type MDEV, '
+        'so servers start without them; Nova 34.0.0 (2026.2) is the first '
+        'release that attaches them')
 
 
 def quota_problem() -> str:
@@ -72,17 +70,22 @@ def quota_problem() -> str:
 
     :returns: ``''`` if Nova counts them, or is not installed here.
     """
+    version = _too_old()
+    return version and (
+        f'Nova {version} does not count the GPUs of device profiles '
+        'against quotas; Nova 34.0.0 (2026.2) is the first that does')
+
+
+def _too_old() -> str:
+    """Return the installed Nova's version if it is before 34.
+
+    A version without a number at its start is.
+    """
     version = nova_version()
-    if not version or _major(version) >= _FIRST_WITH_QUOTAS:
-        return ''
-    return (f'Nova {version} does not count the GPUs of device profiles '
-            'against quotas; Nova 34.0.0 (2026.2) is the first that does')
-
-
-def _major(version: str) -> int:
-    """Return the first number of a version; 0 if it has none."""
     number = version.partition('.')[0]
-    return int(number) if number.isascii() and number.isdigit() else 0
+    is_new = (number.isascii() and number.isdigit()
+              and int(number) >= _FIRST)
+    return '' if is_new else version
 
 
 def mismatch(driver_class: Any, version: str) -> str:
@@ -100,12 +103,8 @@ def mismatch(driver_class: Any, version: str) -> str:
         method = getattr(driver_class, name, None)
         if method is None:
             return f'LibvirtDriver.{name} does not exist'
-        parameters = tuple(inspect.signature(_plain(method)).parameters)
+        parameters = tuple(inspect.signature(method).parameters)
         if parameters != expected:
             return (f'LibvirtDriver.{name} takes {", ".join(parameters)} '
                     f'where {", ".join(expected)} is expected')
     return ''
-
-
-def _plain(method: Any) -> Any:
-    return method if method is None else inspect.unwrap(method)

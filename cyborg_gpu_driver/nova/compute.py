@@ -28,21 +28,6 @@ _ROOT = '/sys'
 _COMM = '/proc/self/comm'
 
 
-def extend(driver_class: Any, version: str, ours: patches.Patches) -> str:
-    """Extend Nova's libvirt driver, or guard it if it cannot be extended.
-
-    :param driver_class: nova.virt.libvirt.driver.LibvirtDriver.
-    :param version: version of Nova.
-    :returns: why the driver cannot be extended; ``''`` if it is extended.
-    """
-    reason = capability.mismatch(driver_class, version)
-    if reason:
-        ours.install_guard(driver_class)
-    else:
-        ours.install(driver_class)
-    return reason
-
-
 def with_credentials(cyborg: Any, context_module: Any) -> None:
     """Let Nova ask Cyborg without a user, such as at the boot of the host.
 
@@ -52,7 +37,6 @@ def with_credentials(cyborg: Any, context_module: Any) -> None:
     for volumes (nova/context.py: ``get_nova_service_user_context``).
 
     :param cyborg: nova.accelerator.cyborg.
-    :param context_module: nova.context.
     """
     original = cyborg.get_client
 
@@ -64,10 +48,7 @@ def with_credentials(cyborg: Any, context_module: Any) -> None:
 
 
 def requests(cyborg: Any) -> handles.Requests:
-    """Return a reader of accelerator requests that uses Nova's client.
-
-    :param cyborg: nova.accelerator.cyborg.
-    """
+    """Return a reader of accelerator requests that uses Nova's client."""
     return handles.Requests(
         lambda context, server:
         cyborg.get_client(context).get_arqs_for_instance(server))
@@ -79,7 +60,7 @@ def main() -> int:
     :returns: 1 if nova-compute is not started; otherwise Nova decides.
     """
     # Nova takes seconds to import: the agent must not see another name then.
-    name_process(services.PATCHED)
+    name_process()
     try:
         # Import this module of Nova first: it selects the threading model
         # of the process.
@@ -98,33 +79,30 @@ def main() -> int:
         return errors.AcceleratorRequestOpFailed(op='attach', msg=reason)
 
     version = capability.nova_version()
-    reason = extend(driver.LibvirtDriver, version, patches.Patches(
-        handles.HandleReader(pci.Sysfs(_ROOT)), requests(cyborg), refuse))
+    reason = capability.mismatch(driver.LibvirtDriver, version)
     if reason:
-        name_process(services.NOVA_COMPUTE)
-        _say(f'{reason}. nova-compute runs without the patches of this '
-             'driver. It refuses vGPUs on virtual functions of vendor VFIO '
-             'and groups of GPUs, and does not resume servers that have '
-             'accelerators when the host boots')
-    else:
-        with_credentials(cyborg, context)
-        _say(f'Nova {version} attaches vGPUs on virtual functions of vendor '
-             'VFIO, groups of GPUs, and accelerators when the host boots and '
-             'in rescue mode')
+        _say(f'{reason}; nova-compute was not started. Install a release of '
+             'cyborg_gpu_driver for this Nova, or start nova-compute itself, '
+             'which attaches neither vGPUs on virtual functions of vendor '
+             'VFIO nor groups of GPUs')
+        return 1
+    patches.Patches(handles.HandleReader(pci.Sysfs(_ROOT)),
+                    requests(cyborg), refuse).install(driver.LibvirtDriver)
+    with_credentials(cyborg, context)
+    _say(f'Nova {version} attaches vGPUs on virtual functions of vendor VFIO, '
+         'groups of GPUs, and accelerators when the host boots and in rescue '
+         'mode')
     # Nova derives the names of its configuration files from the program's.
     sys.argv[0] = 'nova-compute'
     command.main()
     return 0
 
 
-def name_process(name: str) -> None:
-    """Set the kernel's name of this process, as proc_pid_comm(5) says.
-
-    :param name: has at most 15 characters.
-    """
+def name_process() -> None:
+    """Set the kernel's name of this process, as proc_pid_comm(5) says."""
     try:
         with open(_COMM, 'w', encoding='ascii') as stream:
-            stream.write(name)
+            stream.write(services.PATCHED)
     except OSError as error:
         # proc may be read-only. nova-compute must start all the same.
         _say(f'{_COMM} cannot be written, so cyborg-agent may offer no vGPUs '

@@ -36,7 +36,6 @@ from cyborg_gpu_driver.nova import handles
 
 LOG = logging.getLogger(__name__)
 
-_MARK = 'cyborg_gpu_driver_original'
 _FUNCTION = 'cyborg_gpu_driver_function'
 
 
@@ -57,60 +56,15 @@ class Patches:
         self._refuse = refuse
 
     def install(self, driver_class: Any) -> None:
-        """Extend Nova's LibvirtDriver. A second call changes nothing."""
+        """Extend Nova's LibvirtDriver."""
         for name, make in (
                 ('_allocate_cyborg_mdevs', self._allocate),
                 ('_get_guest_config', self._guest_config),
                 ('_guest_add_accel_pci_devices', _add_devices),
                 ('_hard_reboot', self._hard_reboot)):
-            _replace(driver_class, name, make)
-
-    def install_guard(self, driver_class: Any) -> None:
-        """Refuse, on an unknown Nova, what only the patches can do.
-
-        Uses only what virt drivers have in common (nova/virt/driver.py).
-        """
-        for name in ('spawn', 'power_on', 'reboot'):
-            if _takes_accel_info(driver_class, name):
-                _replace(driver_class, name, self._without_functions)
-        resume = 'resume_state_on_host_boot'
-        if not _takes_accel_info(driver_class, resume):
-            _replace(driver_class, resume, self._without_accelerators)
-
-    def _without_functions(self, original):
-        """Refuse handles that only the patches can attach.
-
-        Nova would look for an mdev, or let libvirt unbind the driver.
-        """
-        signature = inspect.signature(original)
-
-        def guarded(*args, **kwargs):
-            call = signature.bind(*args, **kwargs)
-            for arq in call.arguments.get('accel_info') or ():
-                if self._group(arq) is not None:
-                    raise self._refuse(
-                        f'request {arq["uuid"]} is for a group of GPUs, '
-                        'which this release of Nova cannot attach')
-                function = self._function(arq)
-                if function is not None:
-                    raise self._refuse(
-                        f'{function} is a virtual function without mdev, '
-                        'which this release of Nova cannot attach')
-            return original(*args, **kwargs)
-        return guarded
-
-    def _without_accelerators(self, original):
-        """Refuse to resume a server that Nova would start without its GPU."""
-        signature = inspect.signature(original)
-
-        def resume_state_on_host_boot(*args, **kwargs):
-            instance = signature.bind(*args, **kwargs).arguments['instance']
-            if handles.has_profile(instance):
-                raise self._refuse(
-                    'this release of Nova would start the server without its '
-                    'accelerators. Reboot the server hard')
-            return original(*args, **kwargs)
-        return resume_state_on_host_boot
+            original = getattr(driver_class, name)
+            setattr(driver_class, name,
+                    functools.wraps(original)(make(original)))
 
     def _hard_reboot(self, original):
         """Read the requests before Nova destroys the old domain."""
@@ -192,20 +146,6 @@ class Patches:
             return self._reader.function(arq)
         except exception.BindRefused as error:
             raise self._refuse(str(error)) from error
-
-
-def _replace(driver_class, name, make):
-    original = getattr(driver_class, name)
-    if hasattr(original, _MARK):
-        return
-    ours = functools.wraps(original)(make(original))
-    setattr(ours, _MARK, original)
-    setattr(driver_class, name, ours)
-
-
-def _takes_accel_info(driver_class, name):
-    return 'accel_info' in inspect.signature(
-        getattr(driver_class, name)).parameters
 
 
 def _add_devices(original):

@@ -32,7 +32,6 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
-from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import patches
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -219,24 +218,18 @@ class DriverCase(test.TestCase):
                     fakelibvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
                     | fakelibvirt.VIR_CONNECT_LIST_DOMAINS_INACTIVE)}
 
-    def extend(self, host, version=None):
-        """Extend Nova's driver, as cyborg-gpu-nova-compute does at start.
-
-        :param version: version of Nova; None for the installed one.
-        """
-        for name in (*capability.METHODS, 'spawn', 'power_on', 'reboot',
-                     'resume_state_on_host_boot'):
+    def extend(self, host):
+        """Extend Nova's driver, as cyborg-gpu-nova-compute does at start."""
+        for name in capability.METHODS:
             self.useFixture(fixtures.MonkeyPatch(
                 f'nova.virt.libvirt.driver.LibvirtDriver.{name}',
                 getattr(libvirt_driver.LibvirtDriver, name)))
-        return compute.extend(
-            libvirt_driver.LibvirtDriver,
-            version or capability.nova_version(), patches.Patches(
-                handles.HandleReader(host.sysfs),
-                handles.Requests(
-                    lambda context, server: self.requests[server]),
-                lambda reason: nova_exception.AcceleratorRequestOpFailed(
-                    op='attach', msg=reason)))
+        patches.Patches(
+            handles.HandleReader(host.sysfs),
+            handles.Requests(lambda context, server: self.requests[server]),
+            lambda reason: nova_exception.AcceleratorRequestOpFailed(
+                op='attach', msg=reason)).install(
+                    libvirt_driver.LibvirtDriver)
 
     def instance(self):
         """A server that does not exist yet."""

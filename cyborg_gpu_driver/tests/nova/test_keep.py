@@ -253,39 +253,6 @@ class RefusalTest(KeepCase):
         self.assertEqual(had, self.hostdevs(self.server))
 
 
-class UnknownNovaTest(KeepCase):
-    """An unknown Nova runs without patches and refuses what needs them."""
-
-    def test_whole_gpu(self):
-        gpus = self.make_host('t4x4', WHOLE)
-        self.assertIn('Nova 99.0.0 was not tested',
-                      self.extend(gpus, '99.0.0'))
-        server = self.running(gpus)
-        had = self.hostdevs(server)
-        self.assertEqual(2, len(had))
-        self.assertRaises(nova_exception.AcceleratorRequestOpFailed,
-                          self.boot_host, server)
-        self.hard_reboot(server, self.requests[server.uuid])
-        self.assertEqual(had, self.hostdevs(server))
-
-    def test_virtual_function(self):
-        gpus = self.make_host('l40sx4', LARGE)
-        self.extend(gpus, '99.0.0')
-        error = self.assertRaises(
-            nova_exception.AcceleratorRequestOpFailed, self.running, gpus)
-        self.assertIn('this release of Nova cannot attach', str(error))
-        self.assertEqual([], self.created)
-
-    def test_server_without_accelerators(self):
-        gpus = self.make_host('t4x4', WHOLE)
-        self.extend(gpus, '99.0.0')
-        server = self.instance()
-        server.flavor.extra_specs = {}
-        self.spawn(server, None)
-        self.boot_host(server)
-        self.assertIn(server.uuid, self.domains())
-
-
 class WholeHostTest(KeepCase):
 
     def test_six_servers_of_all_kinds(self):

@@ -10,11 +10,7 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.nova import capability
-from cyborg_gpu_driver.nova import compute
-from cyborg_gpu_driver.nova import handles
-from cyborg_gpu_driver.nova import patches
 
 
 class Nova34:
@@ -36,18 +32,6 @@ class Nova34:
             self, context, instance, network_info, share_info,
             block_device_info=None, accel_info=None):
         """A method of Nova."""
-
-    def spawn(self, context, instance, accel_info=None):
-        """A method of all virt drivers."""
-
-    def power_on(self, context, instance, accel_info=None):
-        """A method of all virt drivers."""
-
-    def reboot(self, context, instance, accel_info=None):
-        """A method of all virt drivers."""
-
-    def resume_state_on_host_boot(self, context, instance):
-        """A method of all virt drivers."""
 
 
 class CapabilityTest(base.BaseTestCase):
@@ -115,38 +99,3 @@ class MdevProblemTest(base.BaseTestCase):
 
     def test_the_nova_that_python_would_import(self):
         self.assertIn('Nova 33.0.0', self.problem('33.0.0', '34.0.0'))
-
-
-class ExtendTest(base.BaseTestCase):
-
-    def extend(self, driver_class, version):
-        return compute.extend(driver_class, version, patches.Patches(
-            handles.HandleReader(pci.Sysfs()),
-            handles.Requests(lambda context, server: []), ValueError))
-
-    def test_unknown_nova_is_guarded(self):
-        class Other(Nova34):
-            pass
-        self.assertIn('35.0.0', self.extend(Other, '35.0.0'))
-        self.assertIs(Nova34._get_guest_config, Other._get_guest_config)
-        self.assertIsNot(Nova34.spawn, Other.spawn)
-        self.assertIsNot(Nova34.resume_state_on_host_boot,
-                         Other.resume_state_on_host_boot)
-
-    def test_unknown_nova_that_resumes_with_accelerators(self):
-        class Other(Nova34):
-            def resume_state_on_host_boot(self, context, instance,
-                                          accel_info=None):
-                """The method of a Nova that passes accelerators itself."""
-        before = Other.resume_state_on_host_boot
-        self.extend(Other, '35.0.0')
-        self.assertIs(before, Other.resume_state_on_host_boot)
-
-    def test_extended_once(self):
-        class Nova(Nova34):
-            pass
-        self.assertEqual('', self.extend(Nova, '34.0.0'))
-        first = Nova._get_guest_config
-        self.assertIsNot(Nova34._get_guest_config, first)
-        self.extend(Nova, '34.0.0')
-        self.assertIs(first, Nova._get_guest_config)

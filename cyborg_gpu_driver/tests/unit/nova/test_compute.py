@@ -23,7 +23,7 @@ class MainTest(base.BaseTestCase):
             'cyborg_gpu_driver.nova.compute._COMM', '/nonexistent/comm'))
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors):
-            compute.name_process('nova-compute')
+            compute.name_process()
         self.assertIn('/nonexistent/comm cannot be written',
                       errors.getvalue())
 
