@@ -16,10 +16,8 @@ import math
 import operator
 import random
 import threading
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from typing import Any
 
 import nova.conf
 from nova.scheduler import utils
@@ -36,8 +34,6 @@ from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.report.content import names
 
-# Serialized choices: each one takes the previous ones into account.
-
 _CLAIM = 15.0
 """Seconds after which a claim has succeeded or failed: Nova tries a claim
 four times, and sleeps for up to twelve seconds in between (``retries`` in
@@ -46,84 +42,6 @@ _WAIT = 5.0
 """Seconds for which a request waits for the choices of other requests. A
 choice takes a tenth of a second of CPU time with 1,000 hosts, and calls no
 service."""
-
-
-class Choices:
-    """Remembers each choice until Placement shows it.
-
-    Thread-safe. No service is called while the lock is held.
-
-    :param latest: returns the fleet that was read last from Placement.
-    :param keep: seconds for which an answer of Placement is valid.
-    """
-
-    def __init__(self, latest: Callable[[], weigher_cost.Fleet],
-                 keep: float):
-        self._latest = latest
-        self._lock = threading.Lock()
-        self._promises = promises.Promises(_CLAIM + keep)
-
-    @property
-    def hosts(self) -> frozenset[str]:
-        """Compute nodes that were just chosen for a server."""
-        with self._locked() as is_locked:
-            return self._promises.hosts if is_locked else frozenset()
-
-    @contextlib.contextmanager
-    def alone(self, request: Any) -> Iterator[Any]:
-        """Open a context in which no other request chooses.
-
-        It yields the request with what others have chosen. If the lock cannot
-        be had in time, it yields the unchanged request.
-        """
-        with self._locked() as is_locked:
-            yield self._after_others(request) if is_locked else request
-
-    def add(self, request: Any, host: Any) -> None:
-        """Record that Nova is about to claim the first candidate of a host.
-
-        :param request: from :meth:`alone`, whose context is still open.
-        """
-        if request.promised is None or not host.allocation_candidates:
-            return
-        if any(promise.is_claimed
-               for promise in self._promises.of(request.server)):
-            # Nova looks for alternates.
-            return
-        self._promises.replace(request.server, host, [
-            promises.Promise(
-                request.server, request.project, request.wish.application,
-                host.uuid, offer.provider, amount)
-            for offer, amount in request.fleet.taken(
-                host.allocation_candidates[0]['allocations'])],
-            self._latest())
-
-    @contextlib.contextmanager
-    def _locked(self):
-        is_locked = self._lock.acquire(timeout=_WAIT)
-        try:
-            yield is_locked
-        finally:
-            if is_locked:
-                self._lock.release()
-
-    def _after_others(self, request):
-        self._promises.settle(self._latest())
-        amounts: collections.Counter[str] = collections.Counter()
-        promised: dict[str, tuple[promises.Promise, ...]] = {}
-        for promise in self._promises.missing(request.fleet):
-            if promise.server == request.server:
-                continue
-            amounts[promise.provider] += promise.amount
-            for gpu in request.fleet.gpus([promise.provider]):
-                for offer in gpu:
-                    promised[offer.provider] = (
-                        *promised.get(offer.provider, ()), promise)
-        return dataclasses.replace(
-            request, promised=promised,
-            fleet=request.fleet.after(amounts) if amounts
-            else request.fleet)
-
 
 CONF = nova.conf.CONF
 CONF.register_group(weigher.GROUP)
@@ -166,8 +84,8 @@ class Chooser:
     def __init__(self):
         self._reader = weigher_reader.Reader(
             _get, CACHE_SECONDS, _KEPT * CONF.scheduler.max_placement_results)
-        self._choices = Choices(lambda: self._reader.latest,
-                                CACHE_SECONDS)
+        self._lock = threading.Lock()
+        self._promises = promises.Promises(_CLAIM + CACHE_SECONDS)
         self._applications: dict[str, str] = {}
         self._utilization = utilization.Utilization(
             CONF.gpu_weigher.prometheus_url)
@@ -186,7 +104,7 @@ class Chooser:
         fleet = self._reader.fleet(resource_classes(spec)[0], {
             host.uuid: (host.updated, host.num_instances) for host in hosts
             if multiplier(host) or policy_of(wish, host).is_strict},
-            self._choices.hosts, {
+            self._changing(), {
                 host.uuid for host in hosts
                 if self._concerns_servers(policy_of(wish, host))})
         if fleet is None:
@@ -197,14 +115,16 @@ class Chooser:
         return dataclasses.replace(
             request, known=self._known(request, hosts))
 
-    def choosing(self, request) -> contextlib.AbstractContextManager[Request]:
-        """Return a context in which no other request chooses.
+    @contextlib.contextmanager
+    def choosing(self, request) -> Iterator[Request]:
+        """Open a context in which no other request chooses.
 
         It yields the request with what others have chosen. If the lock cannot
         be had in time, it yields the unchanged request. Do not query
         Placement or a database in the context.
         """
-        return self._choices.alone(request)
+        with self._locked() as is_locked:
+            yield self._after_others(request) if is_locked else request
 
     def current(self, request) -> Request:
         """Return the request with what others have chosen so far.
@@ -241,8 +161,20 @@ class Chooser:
 
         :param request: from :meth:`choosing`, whose context is still open.
         """
-        if CONF.gpu_weigher.order_candidates:
-            self._choices.add(request, host)
+        if (not CONF.gpu_weigher.order_candidates or request.promised is None
+                or not host.allocation_candidates):
+            return
+        if any(promise.is_claimed
+               for promise in self._promises.of(request.server)):
+            # Nova looks for alternates.
+            return
+        self._promises.replace(request.server, host, [
+            promises.Promise(
+                request.server, request.project, request.wish.application,
+                host.uuid, offer.provider, amount)
+            for offer, amount in request.fleet.taken(
+                host.allocation_candidates[0]['allocations'])],
+            self._reader.latest)
 
     def keep_admitted(self, request, host) -> None:
         """Remove the candidates that later promises to others rule out.
@@ -274,6 +206,38 @@ class Chooser:
         there = _neighbours(request, allocations)
         return (not is_strict if there is None
                 else not _strangers(request, there))
+
+    @contextlib.contextmanager
+    def _locked(self):
+        """Open a context with the promises; no service is called in it."""
+        is_locked = self._lock.acquire(timeout=_WAIT)
+        try:
+            yield is_locked
+        finally:
+            if is_locked:
+                self._lock.release()
+
+    def _changing(self):
+        """Return the compute nodes that were just chosen for a server."""
+        with self._locked() as is_locked:
+            return self._promises.hosts if is_locked else frozenset()
+
+    def _after_others(self, request):
+        self._promises.settle(self._reader.latest)
+        amounts: collections.Counter[str] = collections.Counter()
+        promised: dict[str, tuple[promises.Promise, ...]] = {}
+        for promise in self._promises.missing(request.fleet):
+            if promise.server == request.server:
+                continue
+            amounts[promise.provider] += promise.amount
+            for gpu in request.fleet.gpus([promise.provider]):
+                for offer in gpu:
+                    promised[offer.provider] = (
+                        *promised.get(offer.provider, ()), promise)
+        return dataclasses.replace(
+            request, promised=promised,
+            fleet=request.fleet.after(amounts) if amounts
+            else request.fleet)
 
     def _figure(self, request, host, candidate):
         allocations = candidate['allocations']

@@ -19,12 +19,12 @@ from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests import scope
 
 
-class ChoicesTest(test.NoDBTestCase):
+class ChoosingTest(test.NoDBTestCase):
 
     def test_nobody_waits_for_good(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.nova.scheduling.chooser._WAIT', 0.01))
-        found = chooser.Choices(lambda: cost.Fleet(()), 1.0)
+        found = chooser.Chooser()
         request, entered, leave = object(), threading.Event(), (
             threading.Event())
 
@@ -36,9 +36,9 @@ class ChoicesTest(test.NoDBTestCase):
         other = threading.Thread(target=hold)
         other.start()
         self.assertTrue(entered.wait(scope.HANG))
-        with found.alone(request) as given:
+        with found.choosing(request) as given:
             self.assertIs(request, given)
-        self.assertEqual(frozenset(), found.hosts)
+        self.assertEqual(frozenset(), found._changing())
         leave.set()
         other.join(scope.HANG)
 
