@@ -81,14 +81,6 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
         self.assertRaises(exception.MigrationPreCheckError,
                           self.check_request)
 
-    def test_one_gpu_without_support(self):
-        """The alias must not exclude the functions of that GPU."""
-        self.machine.change_gpu(self.second.address, migration=False)
-        text = self.write_lines()
-        self.assertEqual(3, lines(text, 'device_spec').count(
-            '"live_migratable": "yes"'))
-        self.assertNotIn('live_migratable', lines(text, 'alias'))
-
     def test_a_function_without_it_is_not_chosen(self):
         source = self.write_lines('--no-pci-in-placement')
         self.read(source)

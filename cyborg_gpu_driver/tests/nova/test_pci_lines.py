@@ -168,15 +168,3 @@ class PciLinesTest(PciLinesCase):
         self.assertEqual('CUSTOM_NVIDIA_L40S_24Q',
                          asked.spec[0]['resource_class'])
         self.assertEqual('type-VF', asked.spec[0]['dev_type'])
-
-    def test_alias_without_placement_finds_the_functions(self):
-        self.nova_conf('--no-pci-in-placement', policies=ONE_TYPE)
-        pools = self.pools()
-        self.assertTrue(pools.support_requests(self.asked(5), {}))
-        self.assertFalse(pools.support_requests(self.asked(6), {}))
-
-    @staticmethod
-    def asked(count):
-        """The PCI requests of a flavor that asks for ``count`` of the alias.
-        """
-        return request._translate_alias_to_requests(f'L40S-12Q:{count}')

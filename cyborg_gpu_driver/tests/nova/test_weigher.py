@@ -76,21 +76,6 @@ class HostTest(weigher_case.WeigherCase):
                     self.spec('1g.10gb'))).values()))
             self.assertEqual([], self.asked)
 
-    def test_what_was_read_is_kept_for_a_while(self):
-        # The weigher reads the capacity of each host, and once the names of
-        # its providers.
-        for seconds, expected in ((60.0, 3 + 3), (0.0, 3 * 3 + 3)):
-            self.useFixture(fixtures.MonkeyPatch(
-                'cyborg_gpu_driver.nova.scheduling.chooser.CACHE_SECONDS',
-                seconds))
-            loaded = self.weighers()
-            spec = self.spec('1g.10gb')
-            states = self.candidates(spec)
-            for _ in range(3):
-                self.assertEqual('right', next(iter(
-                    self.order(spec, states, loaded))))
-            self.assertEqual(expected, len(self.asked), self.asked)
-
     def test_placement_fails(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.nova.scheduling.chooser.CACHE_SECONDS', 0.0))

@@ -25,28 +25,6 @@ def spec(**entry):
     return found
 
 
-class MatchTest(base.BaseTestCase):
-    """What matches the GPU and its virtual function; tests/nova compares more
-    entries with Nova itself.
-    """
-
-    def test_matches(self):
-        for gpu, function, entry in (
-                (False, True, {'address': '0000:16:00.4'}),
-                # The address of a GPU means its functions, too.
-                (True, True, {'address': '0000:16:00.0'}),
-                (True, True, {'address': '*:16:*.*'}),
-                (False, True, {'address': ':00.4'}),
-                (False, True, {'address': {'bus': '16',
-                                           'function': '[1-7]'}}),
-                (True, True, {'vendor_id': '10DE', 'product_id': '26b9'}),
-                (False, False, {'vendor_id': '8086'}),
-                (True, True, {}), (False, False, {'devname': 'eth0'})):
-            found = spec(**entry)
-            self.assertEqual((gpu, function), (
-                found.matches(GPU), found.matches(VF)), entry)
-
-
 class ParseTest(base.BaseTestCase):
 
     def test_a_line_may_hold_several(self):
