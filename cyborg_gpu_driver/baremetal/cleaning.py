@@ -39,8 +39,6 @@ def had_gpus(properties: Mapping[str, Any]) -> bool:
     """Whether the last inspection found GPUs.
 
     Also true if the record cannot be read; the code that uses it reports that.
-
-    :param properties: the node's.
     """
     inspected = properties.get(node.PROPERTY)
     if isinstance(inspected, Mapping) and isinstance(
@@ -50,18 +48,14 @@ def had_gpus(properties: Mapping[str, Any]) -> bool:
 
 
 def recorded_modes(properties: Mapping[str, Any]) -> modes.Modes:
-    """Return the modes that the last inspection recorded.
-
-    :param properties: the node's.
-    """
+    """Return the modes that the last inspection recorded."""
     return modes.recorded(properties.get(node.PROPERTY))
 
 
 def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
     """Describe how the GPUs differ from the last inspection's; or ``''``.
 
-    :param properties: the node's. Without the property that an inspection
-        writes, nothing is known and nothing differs.
+    Without the property that an inspection writes, nothing differs.
     """
     inspected = properties.get(node.PROPERTY)
     if inspected is None:
@@ -135,16 +129,6 @@ class Cleaner:
         self._ramdisk = ramdisk
         self._nvml = ramdisk.platform.nvml
 
-    def reset(self) -> Evidence:
-        """Reset every GPU and check it.
-
-        :raises StepFailed: naming each GPU that was not reset, or is not
-            clean.
-        """
-        return ramdisk_module.each(
-            self._ramdisk.ours().gpus,
-            lambda gpu: self._ramdisk.resetter.reset(gpu, lambda: None))
-
     def clear(self, properties: Mapping[str, Any]) -> Evidence:
         """Remove everything that partitions a GPU, in the driver's order.
 
@@ -152,7 +136,6 @@ class Cleaner:
         mode. It restores the MIG and ECC modes that the last inspection
         recorded. It does not touch anything in use.
 
-        :param properties: the node's.
         :raises StepFailed: naming each GPU on which something is left.
         """
         wanted = recorded_modes(properties)
@@ -170,7 +153,6 @@ class Cleaner:
 
         Without an NVML library it checks only the facts in sysfs.
 
-        :param properties: the node's.
         :param has_tenant: whether a tenant has the node; then the modes are
             the tenant's and are not checked.
         :raises StepFailed: naming each GPU that fails, and why.
@@ -189,7 +171,8 @@ class Cleaner:
         if reason:
             raise exception.StepFailed(reason=reason)
         if host.nvml_problem:
-            return ramdisk_module.each(host.gpus, lambda gpu: _unasked(host))
+            return ramdisk_module.each(host.gpus, lambda gpu: {
+                'health': None, 'reason': host.nvml_problem})
         wanted = None if has_tenant else recorded_modes(properties)
         if wanted is not None:
             reason = modes.wrong_confidential_computing(
@@ -276,10 +259,6 @@ def _cut(gpu):
     return {'vgpus': len(gpu.vgpus), 'virtual_functions': gpu.sriov_numvfs,
             'gpu_instances': len(gpu.mig.instances) if gpu.mig else 0,
             'mig_mode': gpu.mig and gpu.mig.enabled}
-
-
-def _unasked(host):
-    return {'health': None, 'reason': host.nvml_problem}
 
 
 # The steps of this driver, and which of them a node can be offered.

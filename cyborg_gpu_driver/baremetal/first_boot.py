@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,20 +80,17 @@ class Report:
     """The outcome of a first boot."""
 
     result: Result
-    time: str
+    error: str | None = None
+    """What prevented the whole; GPUs have errors of their own."""
+    gpus: tuple[GpuReport, ...] = ()
+    time: str = ''
     """ISO 8601, UTC."""
-    boot_id: str
+    boot_id: str = ''
     """The kernel's boot id, which changes with each reboot."""
     source: str | None = None
     """The source of the layout."""
     layout: str | None = None
     """The layout's name."""
-    others: tuple[str, ...] = ()
-    """The other sources that have a layout."""
-    notes: tuple[str, ...] = ()
-    error: str | None = None
-    """What prevented the whole; GPUs have errors of their own."""
-    gpus: tuple[GpuReport, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Return the lines for people: one per GPU, and the outcome."""
@@ -102,9 +98,6 @@ class Report:
 
     def _lines(self):
         yield from map(str, self.gpus)
-        for other in self.others:
-            yield f'There is a layout in {other}, too.'
-        yield from self.notes
         yield _SENTENCES[self.result].format(
             layout=self.layout, source=self.source, error=self.error)
 
@@ -209,15 +202,6 @@ _IGNORED = 'ignored'
 _SKIPPED = 'skipped'
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The outcome of the partitioning; :mod:`.report` has the rest."""
-
-    result: Result
-    error: str | None = None
-    gpus: tuple[GpuReport, ...] = ()
-
-
 class FirstBoot:
     """Partitions the GPUs of one machine.
 
@@ -246,8 +230,8 @@ class FirstBoot:
             raise exception.HostUnusable(reason='; '.join(host.problems))
         return bool(host.gpus)
 
-    def partition(self, found: layout_sources.Found, timeout: float,
-                  others: Iterable[layout_sources.Found] = ()) -> Outcome:
+    def partition(self, timeout: float, found: layout_sources.Found,
+                  *others: layout_sources.Found) -> Report:
         """Apply a layout once NVIDIA's driver is ready.
 
         :param timeout: seconds that the driver may take.
@@ -256,7 +240,7 @@ class FirstBoot:
         """
         host, lacking = self._wait(timeout)
         if host.nvml_problem:
-            return Outcome(Result.FAILED, (
+            return Report(Result.FAILED, (
                 f'the NVIDIA driver is not ready after {timeout:g} seconds: '
                 f'{lacking}'))
         try:
@@ -266,7 +250,7 @@ class FirstBoot:
             unread = [choice.obstacle(host, gpu) for gpu in host.gpus
                       if condition.is_failed(gpu)
                       and not self._node.ignores(gpu)]
-            return Outcome(
+            return Report(
                 Result.FAILED if any(unread)
                 else Result.UNUSABLE,
                 '; '.join(filter(None, (*unread, str(error)))))
@@ -311,13 +295,13 @@ class FirstBoot:
         entry = found.entry(gpus)
         for other in others:
             if found.differs(other, gpus):
-                return Outcome(Result.UNUSABLE, (
+                return Report(Result.UNUSABLE, (
                     f'the layout {found.layout} of {found.source} differs '
                     f'from the layout {other.layout} of {other.source}: '
                     'remove one of them'))
         chosen = entry.chosen(gpus)
         if not chosen:
-            return Outcome(Result.UNUSABLE, (
+            return Report(Result.UNUSABLE, (
                 f'{found.source}: entry {entry.name} matches no GPU of this '
                 f'server, which has {_models(gpus)}'))
         wanted = entry.for_chosen(gpus, [
@@ -327,7 +311,7 @@ class FirstBoot:
             outcomes.get(index) or self._untouched(entry, index, gpus[index])
             for index in chosen)
         failed = [gpu.address for gpu in done if gpu.error]
-        return Outcome(
+        return Report(
             Result.FAILED if failed else Result.APPLIED,
             f'GPUs that do not match the layout {entry.name} of '
             f'{found.source}: '

@@ -95,8 +95,7 @@ def _set(task, found, files):
         task.context, node.id).get_trait_names())
     before = baremetal_node.written(node.properties, current)
     wanted = baremetal_node.traits(
-        current, found, before, files, _templates(task.context),
-        CONF[baremetal.GROUP].layout_traits == baremetal.ALL)
+        current, found, before, files, _templates(task.context))
     _say(node, wanted)
     removed = current.difference(wanted.traits)
     _set_properties(node, found, {*wanted.written, *removed})
@@ -128,19 +127,14 @@ def _set_properties(node, found, written):
     properties = {key: value for key, value in node.properties.items()
                   if key != baremetal_node.PROPERTY}
     suggested = baremetal_node.resource_class(found)
-    wish = CONF[baremetal.GROUP].resource_class
     if found.gpus or written:
-        summary = {**baremetal_node.summary(found),
-                   baremetal_node.TRAITS: sorted(written)}
-        if wish != baremetal.OFF:
-            summary['resource_class'] = suggested
-        properties[baremetal_node.PROPERTY] = summary
-    known = properties.pop('capabilities', None)
-    capabilities = baremetal_node.capabilities(known, found)
-    if capabilities:
-        properties['capabilities'] = capabilities
+        properties[baremetal_node.PROPERTY] = {
+            **baremetal_node.summary(found),
+            baremetal_node.TRAITS: sorted(written),
+            'resource_class': suggested}
     node.properties = properties
-    if wish == baremetal.SET and suggested and not node.resource_class:
+    if (CONF[baremetal.GROUP].resource_class == baremetal.SET
+            and suggested and not node.resource_class):
         node.resource_class = suggested
 
 

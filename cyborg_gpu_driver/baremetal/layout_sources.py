@@ -14,14 +14,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
-import stat
-from collections.abc import Iterable
 from collections.abc import Iterator
 
 import yaml
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import node
@@ -83,39 +81,14 @@ class Found:
         return mine != others
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """The result of a search in all sources."""
+def search(layout_file: str, instance_data: str) -> list[Found]:
+    """Return the layouts of both sources, the file's first.
 
-    found: Found | None = None
-    others: tuple[Found, ...] = ()
-    """The layouts of the sources after the first."""
-    notes: tuple[str, ...] = ()
-    """Further messages for people."""
-
-
-def search(places: Iterable[Iterable[Found]]) -> Search:
-    """Return the first layout that is found, and the others.
-
-    If a source after the first layout cannot be read or used, a note says so.
-
-    :param places: the sources; each is read when its turn comes.
+    :param instance_data: path of cloud-init's file.
     :raises DocumentError, CloudError: if a layout cannot be used, or a
-        source cannot be read, before a first layout is found.
+        source cannot be read.
     """
-    found, others, notes = None, [], []
-    for place in places:
-        try:
-            for item in place:
-                if found is None:
-                    found = item
-                else:
-                    others.append(item)
-        except exception.GpuDriverError as error:
-            if found is None:
-                raise
-            notes.append(f'not used: {error}')
-    return Search(found, tuple(others), tuple(notes))
+    return [*in_file(layout_file), *in_metadata(instance_data)]
 
 
 def in_file(path: str) -> Iterator[Found]:
@@ -123,7 +96,7 @@ def in_file(path: str) -> Iterator[Found]:
 
     :raises DocumentError, CloudError: as :func:`search`.
     """
-    text = read_file(path, follow=True)
+    text = _read(path)
     if text is not None:
         _check(text, path)
         yield Found(path, layout_file.LayoutFile.parse(text, path).entry())
@@ -135,7 +108,7 @@ def in_metadata(path: str) -> Iterator[Found]:
     :param path: of cloud-init's file, such as :data:`INSTANCE_DATA`.
     :raises DocumentError, CloudError: as :func:`search`.
     """
-    text = read_file(path)
+    text = _read(path)
     if text is None:
         return
     try:
@@ -149,46 +122,21 @@ def in_metadata(path: str) -> Iterator[Found]:
         yield _found(found[KEY], path)
 
 
-def read_file(path: str, follow: bool = False) -> str | None:
-    """Return the text of an untrusted file; None without a file.
-
-    :param follow: whether the path may be a symbolic link.
-    :raises CloudError: if it cannot be read, is too long, or is not
-        a regular file.
-    """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+def _read(path):
+    """Return the text of an untrusted file; None without a file."""
     try:
-        descriptor = os.open(path, flags if follow
-                             else flags | os.O_NOFOLLOW)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _refused(path, 'is not a file')
-            data = b''
-            while len(data) <= LIMIT:
-                chunk = os.read(descriptor, LIMIT + 1)
-                if not chunk:
-                    break
-                data += chunk
-        finally:
-            os.close(descriptor)
+        with open(path, 'rb', opener=durable.regular) as stream:
+            data = stream.read(LIMIT + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise _refused(path, f'cannot be read: {error.strerror}') from error
-    return decoded(data, path)
-
-
-def decoded(data: bytes, source: str) -> str:
-    """Decode the data of a document, which may exceed :data:`LIMIT`.
-
-    :raises CloudError: if it exceeds the limit, or is not UTF-8.
-    """
     if len(data) > LIMIT:
-        raise _refused(source, f'is longer than {LIMIT} bytes')
+        raise _refused(path, f'is longer than {LIMIT} bytes')
     try:
         return data.decode('utf-8')
     except UnicodeDecodeError as error:
-        raise _refused(source, f'is not UTF-8: {error.reason} at byte '
+        raise _refused(path, f'is not UTF-8: {error.reason} at byte '
                        f'{error.start}') from error
 
 

@@ -115,7 +115,9 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
     def reset_gpus(self, node, ports) -> dict[str, Any]:
         """Reset every GPU and check it."""
         with _told(node):
-            return {'gpus': cleaning.Cleaner(self._ramdisk).reset()}
+            return {'gpus': ramdisk.each(
+                self._ramdisk.ours().gpus,
+                lambda gpu: self._ramdisk.resetter.reset(gpu, lambda: None))}
 
     def verify_gpus(self, node, ports) -> dict[str, Any]:
         """Check that the GPUs are the node's, healthy, idle and whole."""
@@ -213,53 +215,39 @@ def collect(data: dict[str, Any], failures: Any) -> None:
             failures.add('NVIDIA GPUs: %s', '; '.join(host.problems))
             return
         data[inventory.KEY] = inventory.to_dict(
-            host, _health(host, session), _modes(host, session),
-            _cliques(host, session))
+            host, *_facts(host, session))
     finally:
         # An open GPU cannot be reset.
         session.reset()
 
 
-def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:
-    """Return the modes that a tenant could change, as far as readable."""
+def _facts(host: model.Host, session: nvml.NvmlSession) -> tuple[
+        dict[model.PciAddress, tuple[health.Condition, ...]],
+        modes.Modes, dict[model.PciAddress, str]]:
+    """Return what NVML says of the GPUs, as far as readable.
+
+    :returns: the health conditions of the GPUs that use NVIDIA's driver, the
+        modes that a tenant could change, and the NVLink cliques.
+    """
+    conditions, ecc, cliques = {}, {}, {}
     if host.nvml_problem is not None:
-        return modes.Modes()
-    ecc = {}
+        return conditions, modes.Modes(), cliques
+    asked = host_health.HealthReader(session)
     for gpu in host.gpus:
+        if gpu.driver == _DRIVER:
+            facts = asked.read(gpu.address)
+            if facts.answered:
+                conditions[gpu.address] = health.seen((), facts, time.time())
         if gpu.visible_to_nvml:
             with contextlib.suppress(exception.NvmlError):
                 found = nvml_modes.ecc(session, gpu.address)
                 if found is not None:
                     ecc[gpu.address] = found.pending
+            with contextlib.suppress(exception.NvmlError):
+                clique = nvml_modes.clique(session, gpu.address)
+                if clique is not None:
+                    cliques[gpu.address] = clique
     mode = None
     with contextlib.suppress(exception.NvmlError):
         mode = nvml_modes.confidential_computing(session)
-    return modes.Modes(ecc, confidential_computing=mode)
-
-
-def _cliques(host: model.Host, session: nvml.NvmlSession
-             ) -> dict[model.PciAddress, str]:
-    """Return the NVLink cliques of the GPUs that report one."""
-    found = {}
-    if host.nvml_problem is None:
-        for gpu in host.gpus:
-            if gpu.visible_to_nvml:
-                with contextlib.suppress(exception.NvmlError):
-                    clique = nvml_modes.clique(session, gpu.address)
-                    if clique is not None:
-                        found[gpu.address] = clique
-    return found
-
-
-def _health(host: model.Host, session: nvml.NvmlSession
-            ) -> dict[model.PciAddress, tuple[health.Condition, ...]]:
-    """Return the health conditions of the GPUs that use NVIDIA's driver."""
-    found = {}
-    if host.nvml_problem is None:
-        asked = host_health.HealthReader(session)
-        for gpu in host.gpus:
-            if gpu.driver == _DRIVER:
-                facts = asked.read(gpu.address)
-                if facts.answered:
-                    found[gpu.address] = health.seen((), facts, time.time())
-    return found
+    return conditions, modes.Modes(ecc, confidential_computing=mode), cliques

@@ -89,14 +89,6 @@ def _speaks(entry: layout_file.Entry, index: int, gpu: model.Gpu) -> bool:
     return bool(found)
 
 
-def applicable(gpus: Sequence[model.Gpu],
-               entries: Mapping[str, layout_file.Entry]
-               ) -> tuple[str, ...]:
-    """Return the names of the layouts that suit, in their order."""
-    return tuple(name for name, entry in entries.items()
-                 if suits(gpus, entry))
-
-
 def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
              files: Iterable[layout_file.LayoutFile] = (),
              source: str = 'layout') -> layout_file.Entry:
@@ -140,7 +132,7 @@ def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
 # CUSTOM_GPU_HEALTHY            all GPUs answered and are healthy
 # CUSTOM_GPU_UNHEALTHY_XID_79   a health condition of a GPU
 # CUSTOM_NVLINK_CLIQUE_...      all GPUs are in this NVLink clique
-# CUSTOM_GPU_LAYOUT_...         the GPUs can take that layout
+# CUSTOM_GPU_LAYOUT_...         the GPUs can take the template's layout
 # ============================= ==========================================
 #
 # The property :data:`PROPERTY` lists the traits that an inspection wrote. The
@@ -155,7 +147,6 @@ PROPERTY = 'nvidia_gpus'
 """A key of the node's properties."""
 TRAITS = 'traits'
 """Below :data:`PROPERTY`: the traits that the inspection wrote."""
-CAPABILITIES = ('gpu_count', 'gpu_model')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,16 +180,12 @@ def written(properties: Mapping[str, Any], current: Iterable[str]
 def traits(current: Iterable[str], inventory: baremetal_inventory.Inventory,
            written: Collection[str] = (),
            files: Iterable[layout_file.LayoutFile] = (),
-           templates: Mapping[str, Any] | None = None,
-           all_layouts: bool = False) -> Traits:
+           templates: Mapping[str, Any] | None = None) -> Traits:
     """Return the traits of a node after its inspection.
 
     A node with an unhealthy GPU has no traits of layouts, so that no server
     that asks for a layout is deployed on it. The node remains unhealthy
     until all of its GPUs have been queried again.
-
-    If there is no room for all traits, layouts without a deploy template are
-    left out first.
 
     :param current: the traits that the node has.
     :param written: those of them that the last inspection wrote. All others
@@ -207,8 +194,6 @@ def traits(current: Iterable[str], inventory: baremetal_inventory.Inventory,
     :param files: the operator's layout files.
     :param templates: layouts of deploy templates (a step's argument) by the
         template's name, which is a trait.
-    :param all_layouts: whether layouts without a deploy template get a
-        trait too.
     """
     templates = templates or {}
     current = set(current)
@@ -219,7 +204,7 @@ def traits(current: Iterable[str], inventory: baremetal_inventory.Inventory,
     kept = current - ours
     refused: dict[str, str] = {}
     layouts = () if unhealthy else _layouts(
-        inventory.gpus, files, templates, refused, all_layouts)
+        inventory.gpus, files, templates, refused)
     wanted = [trait for trait in dict.fromkeys(
         (*_healthy(inventory, unhealthy), *unhealthy, *_boards(inventory.gpus),
          *_clique(inventory), *layouts))
@@ -262,29 +247,16 @@ def _clique(inventory: baremetal_inventory.Inventory) -> Iterator[str]:
 
 def _layouts(gpus: Sequence[model.Gpu],
              files: Iterable[layout_file.LayoutFile],
-             templates: Mapping[str, Any], refused: dict[str, str],
-             all_layouts: bool) -> tuple[str, ...]:
-    """Return traits of layouts, first of templates, then the operator's.
-
-    A trait stands for what its deploy template does, or without a template
-    for the layout of that name.
-    """
+             templates: Mapping[str, Any], refused: dict[str, str]
+             ) -> Iterator[str]:
+    """Yield the traits of the deploy templates whose layout suits."""
     files = tuple(files)
-    by_trait: dict[str, layout_file.Entry | None] = {}
     for template, value in sorted(templates.items()):
         try:
-            by_trait[template] = entry_of(value, gpus, files)
+            if suits(gpus, entry_of(value, gpus, files)):
+                yield template
         except exception.DocumentError as error:
-            by_trait[template] = None
             refused[template] = str(error)
-    if all_layouts:
-        listed = [entry for document in reversed(files)
-                  for entry in document.entries]
-        for entry in (*listed, *known(gpus).values()):
-            by_trait.setdefault(
-                baremetal_inventory.layout_trait(entry.name), entry)
-    return applicable(gpus, {
-        trait: entry for trait, entry in by_trait.items() if entry})
 
 
 def summary(inventory: baremetal_inventory.Inventory) -> dict[str, Any]:
@@ -311,23 +283,6 @@ def summary(inventory: baremetal_inventory.Inventory) -> dict[str, Any]:
             f'GPU {gpu.address}: {problem}' for gpu in inventory.gpus
             for problem in gpu.problems)],
     }
-
-
-def capabilities(current: str | None,
-                 inventory: baremetal_inventory.Inventory) -> str:
-    """Return the node's property ``capabilities``, as Ironic writes it.
-
-    ``gpu_count:8,gpu_model:h100-80gb-hbm3``, after the existing entries. A
-    node with several kinds of boards has no ``gpu_model``.
-    """
-    kept = [item for item in (current or '').split(',') if item
-            and item.partition(':')[0].strip() not in CAPABILITIES]
-    if inventory.gpus:
-        kept.append(f'gpu_count:{len(inventory.gpus)}')
-    words = _words(inventory.gpus)
-    if len(words) == 1:
-        kept.append(f'gpu_model:{next(iter(words))}')
-    return ','.join(kept)
 
 
 def resource_class(inventory: baremetal_inventory.Inventory) -> str | None:

@@ -12,11 +12,8 @@ from oslo_config import cfg
 
 GROUP = 'gpu_baremetal'
 
-OFF = 'off'
 SUGGEST = 'suggest'
 SET = 'set'
-TEMPLATES = 'templates'
-ALL = 'all'
 
 OPTS = [
     cfg.ListOpt(
@@ -24,22 +21,10 @@ OPTS = [
         help='Files of layouts, in the format of mig-parted. The step '
              'apply_gpu_layout finds these layouts by name. They take '
              'precedence over the layouts that "cyborg-gpu layout generate" '
-             'writes. If layout_traits is "all", a node gets the trait of '
-             'each layout that its GPUs support.'),
-    cfg.StrOpt(
-        'layout_traits', default=TEMPLATES,
-        choices=[
-            (TEMPLATES, 'layouts of deploy templates'),
-            (ALL, 'also those of layout_files, and those that "cyborg-gpu '
-                  'layout generate" would write for the node')],
-        help='Which layouts give the trait CUSTOM_GPU_LAYOUT_<NAME> to the '
-             'nodes whose GPUs support them. Only a deploy template of that '
-             'name creates the layout. A server whose flavor requires a trait '
-             'without such a template gets GPUs without the layout.'),
+             'writes.'),
     cfg.StrOpt(
         'resource_class', default=SUGGEST,
         choices=[
-            (OFF, 'the resource class is not recorded'),
             (SUGGEST, "the resource class is written into the node's property "
                       'nvidia_gpus as resource_class, for information'),
             (SET, 'the resource class is also set on a node that has none')],

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 
@@ -123,39 +124,30 @@ class _Boot:
 
     def report(self) -> first_boot.Report:
         """Search for the layout and apply it; errors are in the report."""
-        found = layout_sources.Search()
         try:
-            if not self._boot.has_gpus():
-                outcome = first_boot.Outcome(first_boot.Result.NO_GPU)
-            else:
-                found = layout_sources.search((
-                    layout_sources.in_file(
-                        self._args.layout_file or _LAYOUT_FILE),
-                    layout_sources.in_metadata(
-                        self._args.instance_data
-                        or layout_sources.INSTANCE_DATA)))
-                outcome = self._cut(found)
+            report = self._outcome()
         except exception.DocumentError as error:
-            outcome = first_boot.Outcome(first_boot.Result.UNUSABLE,
-                                         str(error))
+            report = first_boot.Report(first_boot.Result.UNUSABLE, str(error))
         except exception.GpuDriverError as error:
-            outcome = first_boot.Outcome(first_boot.Result.FAILED, str(error))
-        known = found.found
-        return first_boot.Report(
-            outcome.result, timeutils.utcnow(True).isoformat('T', 'seconds'),
-            self._machine.boot_id(),
-            source=known.source if known else None,
-            layout=known.layout if known else None,
-            others=tuple(other.source for other in found.others),
-            notes=found.notes, error=outcome.error, gpus=outcome.gpus)
+            report = first_boot.Report(first_boot.Result.FAILED, str(error))
+        return dataclasses.replace(
+            report, time=timeutils.utcnow(True).isoformat('T', 'seconds'),
+            boot_id=self._machine.boot_id())
 
-    def _cut(self, search):
-        found = search.found
-        if found is None:
-            return first_boot.Outcome(first_boot.Result.NO_LAYOUT)
-        output.say(first_boot.printable(
-            f'Found the layout {found.layout} in {found.source}.'))
-        return self._boot.partition(found, self._args.timeout, search.others)
+    def _outcome(self):
+        if not self._boot.has_gpus():
+            return first_boot.Report(first_boot.Result.NO_GPU)
+        found = layout_sources.search(
+            self._args.layout_file or _LAYOUT_FILE,
+            self._args.instance_data or layout_sources.INSTANCE_DATA)
+        if not found:
+            return first_boot.Report(first_boot.Result.NO_LAYOUT)
+        for item in found:
+            output.say(first_boot.printable(
+                f'Found the layout {item.layout} in {item.source}.'))
+        return dataclasses.replace(
+            self._boot.partition(self._args.timeout, *found),
+            source=found[0].source, layout=found[0].layout)
 
 
 def _file(text: str) -> str:

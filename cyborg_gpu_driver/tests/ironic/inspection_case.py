@@ -56,12 +56,11 @@ class InspectionCase(base.DbTestCase):
             'ironic.drivers.modules.inspect_utils._HOOKS_MGR', {}))
         self.config(hooks=_HOOKS, group='inspector')
         baremetal_conf.register_opts(cfg.CONF)
-        self.config(layout_traits='all', group='gpu_baremetal')
         self.config(enabled_inspect_interfaces=['agent', 'no-inspect'])
         self.hooks = agent.AgentInspect().hooks
         self.node = obj_utils.create_test_node(
             self.context, inspect_interface='agent', resource_class=None,
-            properties={'cpu_arch': 'x86_64', 'capabilities': 'a:b'})
+            properties={'cpu_arch': 'x86_64'})
 
     def machine(self, name: str) -> simulator.Machine:
         """Become a simulated machine."""

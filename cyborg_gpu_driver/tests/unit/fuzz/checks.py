@@ -222,7 +222,6 @@ def _inspected(found):
         hold(_TRAIT.fullmatch(trait), trait)
     name = node.resource_class(found)
     hold(name is None or _RESOURCE_CLASS.fullmatch(name), name)
-    hold('\n' not in node.capabilities('', found), found)
     json.dumps(node.summary(found), allow_nan=False).encode()
     return found
 
@@ -236,13 +235,12 @@ def metadata(text, gpus=()):
         with open(path, 'w', encoding='utf-8',
                   errors='surrogatepass') as stream:
             stream.write(text)
-        search = attempt(layout_sources.search,
-                         [layout_sources.in_metadata(path)])
-    if search is None or search.found is None:
+        found = attempt(layout_sources.search, '', path)
+    if not found:
         return
-    hold(search.found.source.startswith(path), search)
-    hold(isinstance(search.found.layout, str), search)
-    entry = attempt(search.found.entry, gpus)
+    hold(found[0].source.startswith(path), found)
+    hold(isinstance(found[0].layout, str), found)
+    entry = attempt(found[0].entry, gpus)
     if entry is not None:
         attempt(entry.for_host, gpus)
 

@@ -25,7 +25,7 @@ def read(line):
 class LineTest(base.BaseTestCase):
 
     def line(self, result, **values):
-        return first_boot.Report(result, 'now', 'boot', **values).summary()
+        return first_boot.Report(result, **values).summary()
 
     def test_results(self):
         for result in first_boot.Result:

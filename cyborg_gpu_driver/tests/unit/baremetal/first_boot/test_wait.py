@@ -54,7 +54,7 @@ class WaitTest(base.BaseTestCase):
             3.0: lambda: self.hardware.unload_library(
                 pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
             7.0: self.hardware.load_library}
-        outcome = self.boot.partition(self.found, 300)
+        outcome = self.boot.partition(300, self.found)
         self.assertIs(first_boot.Result.APPLIED, outcome.result)
         self.assertEqual(7.0, self.now)
         self.assertEqual([
@@ -74,7 +74,7 @@ class WaitTest(base.BaseTestCase):
 
         self.happens = {2.0: comes}
         self.hardware.reset_calls()
-        outcome = self.boot.partition(self.found, 300)
+        outcome = self.boot.partition(300, self.found)
         self.assertEqual((first_boot.Result.APPLIED, 2.0, 8),
                          (outcome.result, self.now, len(outcome.gpus)))
         # An NVML session only knows the GPUs that existed when it was
@@ -86,7 +86,7 @@ class WaitTest(base.BaseTestCase):
 
     def test_the_time_is_up(self):
         self.hardware.unload_library()
-        outcome = self.boot.partition(self.found, 2.5)
+        outcome = self.boot.partition(2.5, self.found)
         self.assertEqual(2.5, self.now)
         self.assertEqual(
             (first_boot.Result.FAILED,
@@ -99,7 +99,7 @@ class WaitTest(base.BaseTestCase):
             self.hardware.sriov_manage(gpu.address, False)
             self.hardware.bind_driver(gpu.address, 'nouveau')
         self.hardware.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        outcome = self.boot.partition(self.found, 0)
+        outcome = self.boot.partition(0, self.found)
         self.assertIn('not loaded; 0000:18:00.0 is bound to nouveau; ',
                       outcome.error)
 
@@ -119,7 +119,7 @@ class WaitTest(base.BaseTestCase):
         self.hardware.faults.fail('nvmlDeviceGetVbiosVersion',
                                   pynvml.NVML_ERROR_NOT_SUPPORTED,
                                   times=None, address=_FIRST)
-        outcome = self.boot.partition(self.found, 0)
+        outcome = self.boot.partition(0, self.found)
         self.assertEqual(
             (first_boot.Result.FAILED, ['failed', *['changed'] * 7]),
             (outcome.result, [gpu.status for gpu in outcome.gpus]))
