@@ -96,15 +96,6 @@ class OutageCase(test_mig.OneGpuCase):
         self.assertRaises(nova_part.BindFailed, self.cloud.bind, self.goes)
         self.assertEqual(before, self.everything())
 
-    def assert_both(self):
-        """Check that two servers exist; one may have been replaced."""
-        self.assertEqual(self.both['placement'],
-                         self.cloud.placement.snapshot())
-        self.assertEqual(2, self.handles_in_use())
-        self.assertEqual({arq['attach_handle_uuid']
-                          for arq in self.cloud.cyborg.arqs()},
-                         {*self.mdevs()})
-
     def assert_all_right(self):
         """Check that only the staying server is left; others come and go."""
         self.report()
@@ -130,7 +121,6 @@ class Door(fixtures.Fixture):
         parsed = urllib.parse.urlsplit(target)
         self._target = (parsed.hostname, parsed.port)
         self._answer = None
-        self._refused = None
         self._delay = 0.0
         self._mute = False
         self._listener = None
@@ -157,15 +147,6 @@ class Door(fixtures.Fixture):
     def busy(self):
         """Answer 503 during the block."""
         return self._answering(_REFUSAL)
-
-    @contextlib.contextmanager
-    def busy_for(self, words: bytes):
-        """Answer 503 to requests with these words during the block."""
-        self._refused = words
-        try:
-            yield
-        finally:
-            self._refused = None
 
     def silent(self):
         """Accept requests and answer none during the block."""
@@ -246,9 +227,6 @@ class Door(fixtures.Fixture):
 
     def _pass_requests(self, connection, service):
         while data := connection.recv(_CHUNK):
-            if self._refused and self._refused in data:
-                connection.sendall(_REFUSAL)
-                return
             time.sleep(self._delay)
             service.sendall(data)
         service.shutdown(socket.SHUT_RDWR)

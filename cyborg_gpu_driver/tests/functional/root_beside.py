@@ -106,20 +106,6 @@ class BesideTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
-    def test_what_a_guest_uses_is_not_touched(self):
-        server = self.cloud.bind(self.slices)
-        (handle,) = self.mdevs()
-        self.root.world('start_guest', handle)
-        placements = self.placements()
-        self.cloud.unbind(server)
-        self.restart()
-        self.report()
-        self.assertEqual(([handle], placements),
-                         ([*self.mdevs()], self.placements()))
-        self.root.world('stop_guest', handle)
-        self.report()
-        self.assertEqual(self.untouched, self.everything())
-
     def test_root_restores_after_a_reboot(self):
         servers = [self.cloud.bind(self.slices) for _ in range(2)]
         before = self.mdevs(), self.placements()

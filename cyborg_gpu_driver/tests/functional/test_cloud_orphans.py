@@ -9,7 +9,6 @@ from cyborg.objects import ext_arq
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.osc import orphan
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from demo_lib import client
@@ -101,18 +100,6 @@ class FinisherTest(OrphanCase):
         self.look(0, 300, 600)
         self.assert_stays()
 
-    @scope.only_in_all
-    def test_who_comes_back_starts_the_grace_again(self):
-        server = self.lose()
-        self.look(0)
-        self.compute.add(server.uuid, 'there')
-        self.look(300)
-        del self.compute.servers[server.uuid]
-        self.look(600)
-        self.assert_stays()
-        self.look(900)
-        self.assertEqual({}, self.mdevs())
-
     def test_nova_of_another_region_finishes_nothing(self):
         self.lose()
         self.compute.hypervisors.clear()
@@ -171,14 +158,6 @@ class CleanTest(OrphanCase):
         self.clean(code=1)
         self.compute.migrations.clear()
         self.clean()
-        self.quiet()
-
-    @scope.only_in_all
-    def test_it_asks(self):
-        self.cloud.cyborg.create_arqs(self.profile(SLICE))
-        for answer, code in (('n', 1), ('', 1), ('y', 0)):
-            self.openstack.run(orphan.CleanOrphan, '--older-than', '0',
-                               answer=answer + '\n', code=code)
         self.quiet()
 
     def test_a_bind_under_way_is_let_alone(self):
@@ -247,16 +226,6 @@ class RaceTest(OrphanCase):
         self.assertIn(' exists', self.kept(item))
         self.compute.migrations.clear()
         orphans.remove(self.services.cloud, item)
-        self.quiet()
-
-    @scope.only_in_all
-    def test_what_has_gone_meanwhile_is_no_error(self):
-        server = self.boot(self.profile(SLICE), 'gone')
-        del self.compute.servers[server.uuid]
-        found = self.found()
-        self.cloud.unbind(server)
-        for item in found:
-            orphans.remove(self.services.cloud, item)
         self.quiet()
 
     def test_a_request_that_is_bound_meanwhile_is_kept(self):

@@ -4,17 +4,13 @@
 
 import json
 
-import fixtures
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import cordons
 from cyborg_gpu_driver.osc import cordons as osc_cordons
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import host
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import cordons as program_cordons
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -106,25 +102,6 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertEqual((set(), []), self.traits())
         self.cloud.unbind(self.cloud.bind(self.large))
 
-    @scope.only_in_all
-    def test_what_was_done_before_an_error_is_said(self):
-        close = cordons.close
-
-        def fails(cloud, gpu, new):
-            if gpu.address == SECOND:
-                raise cloud.error('Cyborg is down')
-            return close(cloud, gpu, new)
-
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.cloud.cordons.close', fails))
-        said = []
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.osc.base.say', said.append))
-        self.assertRaises(exception.CloudError, self.openstack.run,
-                          osc_cordons.CordonGpu, gpu_cloud.HOST, '--reason',
-                          'a fan')
-        self.assertEqual([f'Done before an error: {FIRST}'], said)
-
     def test_a_cordon_on_the_host_stays(self):
         self.close(SECOND)
         self.command('gpu', 'cordon', SECOND, '--reason', 'a fan')
@@ -135,13 +112,6 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertIn(f'cyborg-gpu gpu uncordon {SECOND}', errors)
         self.report()
         self.assert_disabled()
-
-    @scope.only_in_all
-    def test_what_is_not_there(self):
-        for arguments in ((gpu_cloud.HOST, '0000:fe:00.0'), ('nowhere', None),
-                          (gpu_cloud.HOST, 'x')):
-            self.assertRaises(exception.GpuDriverError, cordons.find,
-                              self.cloud_of_operator, *arguments)
 
     def drain(self, *arguments, code=0):
         return self.rows(osc_cordons.DrainGpu, SECOND, '--reason', 'a move',
@@ -185,29 +155,3 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertEqual([], self.drain('--migrate'))
         self.assertEqual('SHELVED_OFFLOADED',
                          self.compute.servers[shelved]['status'])
-
-    @scope.only_in_all
-    def test_a_planned_reboot(self):
-        """The procedure in doc/source/admin/cordon.rst works."""
-        mine = self.boot_on_both()
-        self.compute.servers[mine[0]]['metadata']['gpu_movable'] = 'true'
-        self.close()
-        rows = self.rows(osc_cordons.DrainGpu, '--reason', 'new kernel',
-                         '--shelve', '--yes', code=1)
-        self.assertEqual(3, len(rows))
-        there = self.mdevs(SECOND)
-        self.assertEqual(1, len(there))
-        self.end_agent()
-        simulator.Machine.load(self.machine, self.hardware_path).reboot()
-        self.assertEqual({}, self.mdevs(SECOND))
-        self.restore()
-        self.assertEqual(there.keys(), self.mdevs(SECOND).keys())
-        self.report()
-        for gpu in (FIRST, SECOND):
-            self.assertEqual({True}, self.is_closed(gpu))
-        self.assertEqual((0, []), self.doctor())
-        self.rows(osc_cordons.UncordonGpu)
-        self.report()
-        self.assertEqual(
-            SECOND.split(':')[1],
-            self.cloud.bind(self.large).arqs[0]['attach_handle_info']['bus'])

@@ -18,9 +18,7 @@ import uuid
 
 import cyborg
 import fixtures
-from cyborg import context
 from cyborg.accelerator.drivers.gpu import utils as gpu_utils
-from cyborg.agent import rpcapi
 from cyborg.objects.driver_objects import driver_attach_handle
 from cyborg.objects.driver_objects import driver_attribute
 from cyborg.objects.driver_objects import driver_controlpath_id
@@ -157,17 +155,6 @@ class AgentTest(base.TestCase):
         self.assertEqual(1, self.driver.discovered)
         self.cloud.report()
         self.assertEqual(2, self.driver.discovered)
-
-    def test_functions_are_looked_up_at_call_time(self):
-        agent = rpcapi.AgentAPI()
-        handle = str(uuid.uuid4())
-        for rpc in (agent.create_vgpu_mdev, agent.remove_vgpu_mdev):
-            rpc(context.get_admin_context(), 'compute1', '0000:3b:00.4',
-                'nvidia-474', handle)
-        arguments = ('0000:3b:00.4', 'nvidia-474', handle)
-        self.assertEqual([('create_mdev_privileged', arguments, {}),
-                          ('remove_mdev_privileged', arguments, {})],
-                         self.calls)
 
     def test_mdev_handle(self):
         server = self.cloud.bind('mdev')

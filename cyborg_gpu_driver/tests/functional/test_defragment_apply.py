@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
@@ -128,44 +127,3 @@ class ApplyTest(test_disable.DisableCase):
         (known,) = cordons.find(self.operator, *origin)[0].cordons
         self.assertEqual('a fan', known.reason)
         self.assertIn('stays cordoned', ' '.join(self.said))
-
-    @scope.only_in_all
-    def test_a_gpu_that_cannot_be_offered_again(self):
-        plan, applying = self.run_plan()
-        find, shelve, broken = cordons.find, moves.shelve, []
-
-        def found(*arguments):
-            if broken:
-                raise self.operator.error('Cyborg is down')
-            return find(*arguments)
-
-        def moved(cloud, servers, *arguments):
-            """Let Nova shelve the server, and then fail."""
-            if broken:
-                return shelve(cloud, servers, *arguments)
-            broken.append(True)
-            cloud.change('compute', 'POST',
-                         f'/servers/{servers[0]}/action', {'shelve': None})
-            return {servers[0]: 'a disk is full'}
-
-        for name, function in (('cordons.find', found),
-                               ('moves.shelve', moved)):
-            self.useFixture(fixtures.MonkeyPatch(
-                f'cyborg_gpu_driver.cloud.{name}', function))
-        error = self.assertRaises(
-            exception.CloudError, applying.run, plan)
-        self.assertIn('a disk is full', str(error))
-        self.assertIn('openstack gpu uncordon', ' '.join(self.said))
-        self.assertEqual({'ACTIVE'}, {
-            server['status'] for server in self.compute.servers.values()})
-
-    @scope.only_in_all
-    def test_a_plan_that_does_not_hold_moves_nothing(self):
-        plan, applying = self.run_plan()
-        self.compute.boot(self.half, 'late')
-        self.compute.boot(self.half, 'later')
-        self.report()
-        error = self.assertRaises(
-            exception.CloudError, applying.run, plan)
-        self.assertIn('no longer makes room', str(error))
-        self.assertEqual([], self.said)

@@ -4,7 +4,6 @@
 
 import contextlib
 import copy
-import fileinput
 import logging
 import os
 from unittest import mock
@@ -17,7 +16,6 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import gpu_cloud
-from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import test_modes
 
 
@@ -66,16 +64,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         super().setUp()
         self.devices = self.cyborgs_devices()
 
-    def test_nvml_goes_away_and_comes_back(self):
-        world = self.world()
-        for code in scope.first(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-                                pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-                                pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
-            world.unload_library(code)
-            self.assert_nothing_lost(self.gpu)
-            world.load_library()
-            self.assert_nothing_lost()
-
     def test_nvml_is_away_when_the_agent_starts(self):
         world = self.world()
         world.unload_library()
@@ -120,15 +108,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         world.bind_driver(test_modes.H100, 'nvidia')
         self.assert_nothing_lost()
 
-    def test_a_state_directory_that_cannot_be_used(self):
-        running = self.driver._running()
-        host_files.damage(self.state_path, test_modes.H100, 'nonsense')
-        # It may have told why the GPU gets no new server.
-        self.assert_nothing_lost(test_modes.H100)
-        self.assertIs(running, self.driver._running())
-        self.uncordon(test_modes.H100)
-        self.assert_nothing_lost()
-
     def test_a_driver_that_knows_nothing_reports_nothing(self):
         """An empty report would delete the devices in Cyborg."""
         self.end_agent()
@@ -139,43 +118,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
                     self.cloud.report()
         self.assertEqual(self.devices, self.cyborgs_devices())
         self.assert_nothing_lost()
-
-
-class DrainTest(gpu_cloud.GpuTestCase):
-    """A policy that changes while what it offered is in use."""
-
-    starts_reported = True
-    overrides = {
-        'gpu': {'policies': 'one'},
-        'gpu_policy:one': {'mode': 'mig', 'match_address':
-                           gpu_cloud.GpuTestCase.gpu,
-                           'profiles': '1g.10gb,3g.40gb'}}
-
-    def test_what_is_dropped_is_drained_first(self):
-        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
-        self.change_profiles('1g.10gb')
-        self.report()
-        names = {self.name('1g.10gb'), self.name('3g.40gb')}
-        self.assertLessEqual(names, set(self.cloud.placement.providers()))
-        self.assertEqual((2, 2), self.reserved()['3g.40gb'])
-        self.cloud.unbind(server)
-        self.report()
-        self.assertEqual({'1g.10gb': (7, 0)}, self.reserved())
-        self.assertEqual([], self.placements())
-
-    def change_profiles(self, profiles):
-        """Edit the file and restart the agent, as an operator would."""
-        conf = self.driver._conf
-        conf.set_override('profiles', profiles.split(','),
-                          group='gpu_policy:one')
-        self.addCleanup(conf.clear_override, 'profiles',
-                        group='gpu_policy:one')
-        with fileinput.input(self.cloud.cloud.config_path,
-                             inplace=True) as lines:
-            for line in lines:
-                print(f'profiles = {profiles}' if line.startswith('profiles')
-                      else line.rstrip())
-        type(self.driver).__init__(self.driver)
 
 
 class NoGpuTest(base.TestCase):

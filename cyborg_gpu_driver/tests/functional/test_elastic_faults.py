@@ -130,52 +130,6 @@ class RaceTest(test_elastic.ElasticCase):
         self.addCleanup(stack.close)
 
 
-class CordonTest(test_elastic.ElasticCase):
-
-    def test_a_cordoned_gpu_takes_no_role(self):
-        code, _output, errors = self.command(
-            'gpu', 'cordon', self.gpu, '--reason', 'test')
-        self.assertEqual(0, code, errors)
-        self.assert_closed(*test_elastic.IDLE)
-        self.report()
-        self.assert_closed(*test_elastic.IDLE)
-        self.command('gpu', 'uncordon', self.gpu)
-        self.report()
-        self.assertEqual(test_elastic.IDLE, self.reserved())
-
-
-class ReloadTest(test_elastic.ElasticCase):
-
-    @scope.only_in_all
-    def test_from_slices_to_all_roles_and_back(self):
-        self.change_policy('elastic', mode='mig', roles=[],
-                           vgpu_types=[])
-        self.report()
-        self.assertEqual({*_PARTS}, {*self.reserved()})
-        server = self.cloud.bind(self.slice)
-        self.change_policy('elastic', mode='auto',
-                           roles=['passthrough', 'mig', 'vgpu'],
-                           vgpu_types=[*_SHARES])
-        self.report()
-        # The former providers are used again, also of what is unavailable.
-        self.assert_closed('passthrough', *_SHARES)
-        second = self.cloud.bind(self.slice)
-        self.cloud.unbind(second)
-        self.cloud.unbind(server)
-        for _ in range(3):
-            self.report()
-        self.assertEqual(test_elastic.IDLE, self.reserved())
-        server = self.cloud.bind(self.small)
-        self.change_policy('elastic', mode='passthrough', roles=[],
-                           vgpu_types=[], profiles=[])
-        self.report()
-        self.assert_closed('passthrough', *_SHARES)
-        self.cloud.unbind(server)
-        for _ in range(3):
-            self.report()
-        self.assertEqual({'passthrough': (1, 0)}, self.reserved())
-
-
 class WalkTest(test_elastic.ElasticCase):
     """Servers come and go at random, and the agent ends now and then."""
 

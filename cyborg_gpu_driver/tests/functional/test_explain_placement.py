@@ -229,32 +229,3 @@ class AgreementTest(CloudCase):
         check()
         self.assertLess(20 if scope.ALL else 0,
                         min(self.outcomes.values()), self.outcomes)
-
-
-class ConcernedTest(CloudCase):
-    """Which hosts are examined if there are too many."""
-
-    def setUp(self):
-        super().setUp()
-        free = {'total': 2, 'reserved': 0, 'used': 0}
-        full = dict(free, used=2)
-        mig, whole = _CLASSES[1], _CLASSES[0]
-        self.build([
-            {'vcpus': 4, 'able': able, 'disabled': False, 'traits': (),
-             'below': below} for able, below in (
-                (True, [(mig, full, ())]),
-                (True, [(mig, full, ()), (whole, free, ())]),
-                (False, [(mig, free, ())]),
-                (True, [(mig, free, ())]))])
-        self.addCleanup(self.clear)
-        self.names = {
-            item['uuid']: item['name']
-            for item in placement.listed(self.cloud)
-            if item['parent_provider_uuid'] is None}
-
-    def concerned(self, most, *classes, more=()):
-        wanted = request.make(None, 'profile', [
-            {f'resources:{name}': '1'} for name in classes])
-        roots, left = question.concerned(
-            self.cloud, more, question.candidates(self.cloud, wanted), most)
-        return [self.names[uuid] for uuid in roots], left

@@ -11,13 +11,8 @@ import uuid
 import fixtures
 import testscenarios
 
-from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile as words
-from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
-from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import host_files
@@ -86,11 +81,6 @@ class CommandCase(kill_case.KillCase):
                 'mig-devices': {'2g.10gb': 1, '1g.5gb': 1}}]}}, stream)
         return '-f', path, '-c', 'one'
 
-    def small(self):
-        """Return where the instances of the small profile begin."""
-        return [start for profile, start in self.truth()[0]
-                if profile == _SMALL]
-
     def is_explained(self):
         """Check that the record has each instance, and each vGPU an owner."""
         (record,) = store.Store(self.state_path).records().values()
@@ -137,23 +127,6 @@ class RestoreTest(CommandCase):
 
         self.sweep(prepare, restore, check)
         self.say('layout restore', 8)
-
-
-class InstanceTest(CommandCase):
-    """Instances that an operator creates and destroys one by one."""
-
-    def test_create(self):
-        def create(number=None):
-            return self.command('instance', 'create', kill_case.GPU,
-                                '1g.5gb', number=number)
-
-        def check():
-            self.assertTrue(self.command('layout', 'restore'))
-            self.is_explained()
-            self.assertIn(len(self.small()), (1, 2))
-
-        self.sweep(self.prepare, create, check)
-        self.say('instance create', 2)
 
 
 class ApplyTest(kill_case.KillCase):
@@ -253,68 +226,6 @@ class ApplyTest(kill_case.KillCase):
         if self.in_use:
             self.assertIn(self.serial, [serial for _, serial
                                         in self._threes()])
-
-
-class OwnerTest(kill_case.KillCase):
-    """Files that root creates first are the agent's, despite any kill."""
-
-    owner = _AGENT
-    options = {'mode': 'off'}
-
-    def setUp(self):
-        super().setUp()
-        if os.geteuid() != 0:
-            self.skipTest('only root can give files away')
-
-    def test_first_files(self):
-        address = model.PciAddress.parse(kill_case.GPU)
-
-        def make(_running):
-            with locks.gpu(self.state_path, address):
-                store.of(self.state_path).put(
-                    address, change=gpu_record.Change(
-                        address, spec.MigLayout(False, False)))
-            audit.Audit(self.state_path).record(address, 'made', '', {})
-
-        def check():
-            self.assertEqual([], self.not_the_owners())
-
-        self.sweep(lambda: None, lambda number: self.process(make, number),
-                   check)
-        self.say('first files', 20)
-
-
-class FirstBootTest(kill_case.KillCase):
-    """A bare-metal server that goes down during its first boot."""
-
-    prepared = False
-    # Odd, so that the host reboots after every other kill.
-    each = 9
-    options = {'mode': 'mig'}
-
-    def test_first_boot(self):
-        def boot(number=None):
-            path = os.path.join(os.path.dirname(self.directory),
-                                'layout.yaml')
-            with open(path, 'w', encoding='utf-8') as stream:
-                # JSON is YAML.
-                json.dump(_LAYOUT, stream)
-            return self.command('firstboot', '--layout-file', path,
-                                number=number)
-
-        def check():
-            if self.number % 2:
-                self.world().reboot()
-            self.assertTrue(boot())
-            instances, _, (mig, *_) = self.truth()
-            self.assertTrue(mig)
-            self.assertEqual([_LARGE, _SMALL, _SMALL],
-                             [profile for profile, _ in instances])
-            (record,) = store.Store(self.state_path).records().values()
-            self.assertIsNone(record.change)
-
-        self.sweep(lambda: None, boot, check)
-        self.say('firstboot', 8)
 
 
 class CleanTest(kill_case.KillCase):
@@ -436,26 +347,6 @@ class JournalTest(RepairCase):
 
         self.sweep(prepare, work, check)
         self.say('journal made again', 3)
-
-
-class DoctorTest(RepairCase):
-
-    def test_an_unbind_that_did_not_end(self):
-        def prepare():
-            self.bind()
-            self.records.put_claims(dataclasses.replace(
-                self.entry, phase=gpu_record.Phase.UNBINDING))
-
-        def work(number=None):
-            # A GPU of this host has no policy.
-            return self.command(*_REPAIR, number=number, code=1)
-
-        def check():
-            work()
-            self.is_gone()
-
-        self.sweep(prepare, work, check)
-        self.say('doctor --repair')
 
 
 class RequestTest(RepairCase):

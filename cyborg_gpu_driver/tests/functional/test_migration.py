@@ -7,7 +7,6 @@ import fixtures
 from cyborg import context
 from cyborg.accelerator.drivers.gpu.nvidia import sysinfo
 
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _FIRST, _SECOND = '0000:07:00.0', '0000:0f:00.0'
@@ -81,18 +80,6 @@ class WholeGpuTest(MigrationCase):
         self.report()
         self.assertEqual(set(), self.in_tree())
         self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(used))
-
-    @scope.only_in_all
-    def test_a_gpu_without_a_policy_stays_while_it_is_used(self):
-        server, used = self.boot()
-        (idle,) = {_FIRST, _SECOND} - {used}
-        self.change_policy('both', match_address=idle)
-        self.report()
-        self.assertEqual({used}, self.in_tree())
-        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(idle))
-        self.cloud.unbind(server)
-        self.report()
-        self.assertEqual(set(), self.in_tree())
 
 
 class ReadyTest(MigrationCase):

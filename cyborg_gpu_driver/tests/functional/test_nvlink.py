@@ -9,7 +9,6 @@ import tempfile
 
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
@@ -74,11 +73,3 @@ class BindTest(NvlinkCase):
         for part in ('arqs', 'journal'):
             self.assertEqual(before[part], after[part])
         self.assertEqual(0, self.handles_in_use())
-
-    @scope.only_in_all
-    def test_a_gpu_that_is_cordoned_closes_its_groups(self):
-        code, _, errors = self.command(
-            'gpu', 'cordon', '0000:18:00.0', '--reason', 'test')
-        self.assertEqual(0, code, errors)
-        self.report()
-        self.assertEqual({1: 3, 2: 1, 4: 0}, self.room())

@@ -35,24 +35,6 @@ class PolicyChangeTest(gpu_cloud.GpuTestCase):
         self.end_agent()
         type(self.driver).__init__(self.driver)
 
-    def labels(self):
-        return set(self.reserved())
-
-    def test_what_is_in_use_keeps_its_place(self):
-        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
-        placements = self.placements()
-        self.change_profiles()
-        self.restart()
-        self.report()
-        self.assertEqual(placements, self.placements())
-        self.assertEqual({_SMALL}, self.labels())
-        total, reserved = self.reserved()[_SMALL]
-        self.assertEqual(total, reserved)
-        self.cloud.unbind(server)
-        self.report()
-        self.assertEqual({_LARGE}, self.labels())
-        self.assertEqual([], self.placements())
-
     def test_a_running_agent_does_not_read_its_files_again(self):
         """Another program may be writing them, or the disk may be full."""
         before = self.everything()

@@ -4,7 +4,6 @@
 
 from cyborg.common import exception as cyborg_exception
 
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 
@@ -31,14 +30,6 @@ class PrepareCase(gpu_cloud.GpuTestCase):
 
 
 class WholeTest(PrepareCase):
-
-    @scope.only_in_all
-    def test_a_gpu_that_was_carved_up_is_whole_again(self):
-        self.assertEqual((False, 0), self.is_now())
-        self.assertEqual({'passthrough'}, self.labels())
-        # GPUs that no policy wants to change are as before.
-        other = self.hardware('0000:0f:00.0')
-        self.assertEqual((True, 20), (other.mig, other.vfs))
 
     def test_a_server_that_has_it_is_waited_for(self):
         server = self.cloud.bind(self.profile('PGPU'))

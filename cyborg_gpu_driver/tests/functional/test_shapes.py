@@ -9,7 +9,6 @@ tests do not rely on the simulator's model files.
 and restarts and reboots four models. Otherwise one model stands for each way.
 """
 
-import collections
 
 import fixtures
 import pynvml
@@ -246,27 +245,3 @@ class SchedulerTest(ShapeCase):
         for server in servers:
             self.cloud.unbind(server)
         self.assertEqual([], self._schedulers())
-
-
-@scope.only_in_all
-class ManyProvidersTest(gpu_cloud.GpuTestCase):
-    """A GPU with its virtual functions enabled is one device, not many.
-
-    Cyborg's own driver lists every function that lspci names, and one site
-    saw 148 providers for one GPU.
-    """
-
-    machine = 'dgx-a100-80'
-
-    def test_no_function_is_a_gpu(self):
-        vfs = len(self.hardware().vgpus), self.hardware().vfs
-        self.assertEqual((0, 20), vfs)
-        kinds = collections.Counter(
-            name.rpartition('_gpu_')[2][:len(GPU)]
-            for name in self.cloud.placement.providers() if '_gpu_' in name)
-        self.assertEqual(8, len(kinds))
-        for address in kinds:
-            self.assertTrue(address.endswith('.0'), address)
-        self.assertFalse([name for name in self.cloud.placement.providers()
-                          if name.endswith('passthrough')])
-        self.assertEqual(8, len(self.cloud.cyborg.devices()))

@@ -4,30 +4,14 @@
 
 import collections
 import contextlib
-import json
-import os
 import random
 import threading
 import traceback
-import uuid
 
-import fixtures
-import pynvml
 import testscenarios
-from oslo_config import cfg
-from oslotest import base
 
-from cyborg_gpu_driver import agent
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.simulator import state
-from cyborg_gpu_driver.simulator.library import library
-from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
-from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import client
 from demo_lib import nova_part
 
@@ -201,80 +185,3 @@ class StormTest(gpu_cloud.GpuTestCase):
                 self.cloud.report()
                 with self.lock:
                     self.outcomes['report'] += 1
-
-
-class ProcessesTest(base.BaseTestCase):
-    """Two agents on one machine, neither of which knows of the other."""
-
-    machine = gpu_cloud.TWO_GPUS
-    gpus = ('0000:07:00.0', '0000:0f:00.0')
-    binds = 60
-
-    def test_both_bind_and_unbind(self):
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.hardware = os.path.join(self.directory, 'hardware.json')
-        simulator.Machine.load(self.machine, self.hardware)
-        children = [self._fork(number) for number in range(2)]
-        self.assertEqual([0, 0], [
-            os.WEXITSTATUS(os.waitpid(child, 0)[1]) for child in children],
-            'see standard error')
-        self.assertEqual([], host_files.journal(self.directory))
-        with open(self.hardware, encoding='utf-8') as stream:
-            gpus = state.from_json(json.load(stream)['state']).gpus
-        self.assertEqual([({}, [])] * 2, [
-            (gpus[gpu].instances, gpus[gpu].vgpus) for gpu in self.gpus])
-
-    def _fork(self, number):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                self._work(random.Random(number))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        return child
-
-    def _work(self, chance):
-        running = self._agent()
-        handles = [deployable.handles[0] for device in running.report()
-                   for deployable in device.deployables]
-        outcomes = collections.Counter()
-        for _ in range(self.binds):
-            handle = chance.choice(handles)
-            asked = (str(handle.address), handle.asked_type,
-                     str(uuid.UUID(int=chance.getrandbits(128))))
-            try:
-                running.bind(*asked)
-            except exception.BindRefused:
-                outcomes['refused'] += 1
-                continue
-            outcomes['bound'] += 1
-            entries = running._records.claims()
-            self.assertIn(asked[2], [entry.handle for entry in entries])
-            for name in ('function', 'instance_id', 'placement'):
-                taken = [(entry.gpu, getattr(entry, name))
-                         for entry in entries if entry.phase.value == 'bound']
-                self.assertEqual(len(taken), len({*taken}), (name, entries))
-            running.unbind(*asked)
-        self.assertGreater(outcomes['bound'], self.binds / 4, outcomes)
-        print(f'{self.id()}: {dict(outcomes)}')
-
-    def _agent(self):
-        while isinstance(pynvml.nvmlLib, library.Library):
-            pynvml.nvmlLib.machine.uninstall()
-        conf = cfg.ConfigOpts()
-        gpu_conf.register_opts(conf)
-        gpu_conf.register_policy(conf, 'p')
-        conf([], default_config_files=[])
-        for name, value in (('simulate', self.machine),
-                            ('simulate_state', self.hardware),
-                            ('state_path', self.directory),
-                            ('policies', ['p']), ('health_events', False)):
-            conf.set_override(name, value, group='gpu')
-        for name, value in (('mode', 'mig'), ('match_address', self.gpus)):
-            conf.set_override(name, value, group='gpu_policy:p')
-        return agent.Agent(conf, policies.read(conf), 'host1',
-                           empty_placement.EmptyPlacement)

@@ -3,15 +3,12 @@
 """An agent without privileges, with the daemon of oslo.privsep."""
 
 import os
-import unittest
 
 import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
-from cyborg_gpu_driver.tests.functional import test_modes
-from cyborg_gpu_driver.tests.functional import test_whole
 from cyborg_gpu_driver.tests.functional import unprivileged
 
 
@@ -47,30 +44,6 @@ class UnprivilegedTest(base.BaseTestCase):
             'test_refusals.RefusalTest.test_a_repeated_unbind_changes_'
             'nothing')))
 
-    @scope.only_in_all
-    def test_modes(self):
-        for number, name in enumerate(
-                unittest.defaultTestLoader.getTestCaseNames(
-                    test_modes.MixedTest)):
-            # The agent binds whole GPUs to vfio-pci. NVML then does not list
-            # them for the next agent, which has no records of them.
-            if number:
-                self.begin()
-            self.run_tests('mixed', f'test_modes.MixedTest.{name}')
-
-    @scope.only_in_all
-    def test_vendor_vfio(self):
-        self.run_tests(
-            'a100x4-vfio',
-            'test_vfio.BindTest.test_a_slice_is_cut_and_given_back',
-            'test_vfio.BindTest.test_a_time_slice_is_made_and_given_back')
-
-    @scope.only_in_all
-    def test_a_gpu_is_made_ready(self):
-        self.run_tests(
-            gpu_cloud.TWO_GPUS, 'test_prepare.WholeTest.test_a_gpu_that_was_'
-            'carved_up_is_whole_again')
-
     def test_beside_root(self):
         self.run_tests(gpu_cloud.TWO_GPUS, *(
             ['root_beside.BesideTest'] if scope.ALL else [
@@ -78,12 +51,6 @@ class UnprivilegedTest(base.BaseTestCase):
                     'test_root_is_there_first',
                     'test_root_makes_the_journal_again',
                     'test_a_gpu_that_does_not_answer_the_daemon')]))
-
-    @scope.only_in_all
-    def test_whole_gpus(self):
-        machine = os.path.join(self.directory, test_whole.FILE)
-        test_whole.write_host(machine, 'nvidia', 'snd_hda_intel')
-        self.run_tests(machine, 'test_whole.RoundsTest')
 
     def test_a_whole_gpu_is_reset(self):
         self.run_tests(

@@ -6,20 +6,13 @@ The simulated kernel counts opens of each device node for each process. It
 tells which GPUs are held, and what an unbind had to wait for.
 """
 
-import contextlib
 import logging
 import os
-import random
-import sys
-import time
 
 import fixtures
-from testtools import content
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
-from demo_lib import nova_part
 
 T4 = '0000:3b:00.0'
 A40 = '0000:41:00.0'
@@ -40,7 +33,6 @@ functions:
     class: '040300'
     driver: {audio}
 """
-_ROUNDS = 25
 """How often something happens to whole GPUs in the random test."""
 
 
@@ -218,54 +210,3 @@ class OperatorsAloneTest(WholeCase):
             self.assertEqual('nvidia', self.driver_of(address))
         self.assertIn('bound to nvidia; it will be offered '
                       'when', self.log.output)
-
-
-class RoundsTest(WholeCase):
-    """In any order of events, no GPU is lost and no unbind has to wait."""
-
-    overrides = {'gpu': {'health_events': True}}
-
-    @scope.only_in_all
-    def test_random_rounds(self):
-        seed = random.randrange(1 << 32)
-        self.addDetail('seed', content.text_content(str(seed)))
-        self.chance = random.Random(seed)
-        self.servers = {}
-        self.addCleanup(self.end_agent)
-        began = time.monotonic()
-        for _number in range(_ROUNDS):
-            self.chance.choice((
-                self.create, self.create, self.remove, self.remove,
-                self.cloud.report, self.cloud.report, self.end_agent,
-                self.start_again))()
-            self.assert_unharmed()
-        for address in list(self.servers):
-            self.delete(self.servers.pop(address), address)
-        self.report()
-        self.report()
-        self.assertEqual({T4, A40, A100}, self.offered())
-        self.assert_nobody_holds(T4, A40, A100)
-        self.assert_unharmed()
-        for address in (T4, A40, A100):
-            self.assertEqual('vfio-pci', self.driver_of(address))
-        print(f'{_ROUNDS} rounds, seed {seed}, '
-              f'{time.monotonic() - began:.0f} s', file=sys.stderr)
-
-    def create(self):
-        with contextlib.suppress(nova_part.NoCandidates):
-            server, address = self.boot()
-            self.servers[address] = server
-
-    def remove(self):
-        if self.servers:
-            address = self.chance.choice(sorted(self.servers))
-            self.delete(self.servers.pop(address), address)
-
-    def start_again(self):
-        """Stop a guest and start it, as its user may."""
-        if self.servers:
-            address = self.chance.choice(sorted(self.servers))
-            self.happen('detach_whole', address)
-            if self.chance.random() < 0.5:
-                self.cloud.report()
-            self.happen('attach_whole', address)
