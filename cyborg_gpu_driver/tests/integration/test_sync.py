@@ -158,35 +158,3 @@ class SyncTest(base.TestCase):
         self.assertEqual({'sync-slice': ('replace', 'done'),
                           'sync.slice': ('replace', 'done')},
                          self.sync(bigger))
-
-    @scope.only_in_all
-    def test_a_flavor_of_others_is_adopted(self):
-        flavor = self.admin.compute.create_flavor(
-            name='sync.pair', vcpus=1, ram=64, disk=1)
-        self.addCleanup(self.admin.compute.delete_flavor, flavor)
-        self.assertEqual(('refuse', ''), self.sync(
-            _DEFINITION, code=1)['sync.pair'])
-        self.assertEqual(('update', 'done'), self.sync(
-            _DEFINITION, '--adopt')['sync.pair'])
-        self.assertEqual({}, self.sync(_DEFINITION, '--adopt'))
-        self.assertEqual(flavor.id, self.named('sync.pair').id)
-
-    @scope.only_in_all
-    def test_as_many_as_are_counted_can_be_booted(self):
-        self.sync(_DEFINITION)
-
-        def room():
-            (row,) = self.openstack.rows(host.ShowCapacity, '--profile',
-                                         'sync-pair')
-            self.assertEqual('exact', row['Count'])
-            return row['Servers']
-
-        flavor = self.named('sync.pair')
-        self.assert_nothing_withheld()
-        before = room()
-        servers = [self.boot(flavor) for _ in range(before)]
-        self.assertEqual((4, 0), (before, room()))
-        refused = self.wait(self.create(flavor))
-        self.assertEqual('ERROR', refused.status)
-        self.delete(*servers, refused)
-        self.assert_nothing_left()
