@@ -4,7 +4,6 @@
 
 import os
 import pathlib
-import stat
 
 import fixtures
 from oslotest import base
@@ -40,23 +39,6 @@ class TreeCase(base.BaseTestCase):
 
 
 class WriteTest(TreeCase):
-
-    def test_directories_are_made(self):
-        self.tree.write('etc/a/b/file', 'text\n', 0o640)
-        self.assertEqual('text\n', self.text('etc/a/b/file'))
-        self.assertEqual(0o640, stat.S_IMODE(
-            (self.root / 'etc/a/b/file').stat().st_mode))
-        self.assertEqual(['etc', 'etc/a', 'etc/a/b', 'etc/a/b/file'],
-                         self.left())
-
-    def test_again(self):
-        self.tree.write('etc/file', 'a long text\n', 0o644)
-        self.tree.write('etc/file', 'short\n', 0o600)
-        self.assertEqual('short\n', self.text('etc/file'))
-        self.tree.link('etc/link', '/etc/file')
-        self.tree.link('etc/link', '/etc/other')
-        self.assertEqual('/etc/other', os.readlink(self.root / 'etc/link'))
-        self.assertEqual(['etc', 'etc/file', 'etc/link'], self.left())
 
     def test_what_a_run_that_was_killed_has_left(self):
         (self.root / 'etc/.file.new').write_text('half', encoding='utf-8')
@@ -125,12 +107,6 @@ class ProgramTest(TreeCase):
     def add(self, path, mode=0o755):
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).touch(mode)
-
-    def test_the_first(self):
-        self.add('b/program')
-        self.add('c/program')
-        self.assertEqual('b/program', self.tree.find_program(
-            ['a/program', 'b/program', 'c/program']))
 
     def test_what_is_none(self):
         self.add('plain', 0o644)

@@ -39,14 +39,6 @@ class ConfigNovaTest(base.CommandCase):
             '--config-file', self.configure(text, self.directory),
             'nova', 'config', *arguments, code=code)
 
-    def test_lines(self):
-        output, errors = self.config()
-        self.assertEqual(8, output.count('\ndevice_spec = '))
-        self.assertEqual(1, output.count('\nalias = '))
-        self.assertIn('"CUSTOM_NVIDIA_L40S_12Q"', output)
-        self.assertNotIn('OWNER_CYBORG', output)
-        self.assertEqual('', errors)
-
     def test_functions_keep_what_they_had_before_a_reboot(self):
         gpu = model.PciAddress.parse('0000:16:00.0')
         function = model.PciAddress.parse('0000:16:01.0')

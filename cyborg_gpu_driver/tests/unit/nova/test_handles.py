@@ -76,13 +76,6 @@ class FunctionTest(base.BaseTestCase):
                        'attach_handle_info': 'x'}):
             self.assertIsNone(self.reader.function(other))
 
-    def test_functions_with_mdev_types_are_novas(self):
-        machine = simulator.Machine.load('dgx-a100-40')
-        reader = handles.HandleReader(
-            pci.Sysfs('/sys', os_module=machine.os))
-        function = machine.gpus[0].vf_addresses[0]
-        self.assertIsNone(reader.function(request(function)))
-
     def test_mdev_types_count_before_the_file(self):
         root = self.useFixture(fixtures.TempDir()).path
         place = f'{root}/bus/pci/devices/{FUNCTION}'

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from oslotest import base
 
@@ -85,21 +84,6 @@ class BuildTest(base.BaseTestCase):
 
 class OutputTest(base.BaseTestCase):
 
-    def test_text_has_each_line_of_the_data(self):
-        found = pci_config.build([
-            assigned('0000:16:00.4'),
-            assigned('0000:38:00.4', 'L40S-24Q', '0000:38:00.0')])
-        lines = found.dump().splitlines()
-        for option, values in (('device_spec', found.device_spec),
-                               ('alias', found.alias)):
-            self.assertEqual(
-                list(values),
-                [json.loads(line.partition(' = ')[2]) for line in lines
-                 if line.startswith(f'{option} = ')])
-        self.assertEqual(1, lines.count('[pci]'))
-        self.assertIn('# GPU 0000:38:00.0', lines)
-        self.assertIn('report_in_placement = true', found.dump())
-
     def test_post_copy_is_off_where_servers_migrate(self):
         item = assigned('0000:16:00.4')
         option = 'live_migration_permit_post_copy'
@@ -111,8 +95,3 @@ class OutputTest(base.BaseTestCase):
         self.assertEqual(['[libvirt]', f'{option} = False'],
                          found.dump().splitlines()[-2:])
         self.assertEqual({option: False}, found.to_dict()['libvirt'])
-
-    def test_without_placement_the_filter_is_named(self):
-        found = pci_config.build([assigned('0000:16:00.4')], False)
-        self.assertIn('PciPassthroughFilter', found.dump())
-        self.assertNotIn('report_in_placement', found.to_dict()['pci'])

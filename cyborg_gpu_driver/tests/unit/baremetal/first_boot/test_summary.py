@@ -54,14 +54,6 @@ class CommandTest(first_boot_case.BootCase):
         output, _ = self.boot('--timeout', '0', *arguments, code=code)
         return read(output.splitlines()[-1])
 
-    def test_a_gpu_that_fails(self):
-        self.machine().lose_gpu(_FIRST)
-        found = self.said('--layout-file', self.stage(), code=1)
-        self.assertEqual(('failed', 'staged', '2', '1'), tuple(
-            found[name] for name in ('result', 'layout', 'gpus', 'failed')))
-        self.assertIn(f'GPU 0 ({_FIRST}): failed: it cannot be reached',
-                      found['reason'])
-
     def test_a_configuration_that_cannot_be_read(self):
         self.options['policies'] = 'a\nnothing'
         found = self.said(code=1)
@@ -76,9 +68,3 @@ class CommandTest(first_boot_case.BootCase):
             'cyborg_gpu_driver.cmd.layout.firstboot._Boot.report', fail))
         self.assertEqual({'result': 'failed', 'reason': 'MemoryError()'},
                          self.said(code=1))
-
-    def test_options_that_are_wrong(self):
-        self.options['policies'] = 'none'
-        found = self.said(code=1)
-        self.assertEqual('failed', found['result'])
-        self.assertIn('[gpu_policy:none] mode', found['reason'])

@@ -94,15 +94,6 @@ class WaitTest(base.BaseTestCase):
              'NVML library (libnvidia-ml.so.1) on this machine', ()),
             (outcome.result, outcome.error, outcome.gpus))
 
-    def test_another_driver_is_named(self):
-        for gpu in self.hardware.gpus:
-            self.hardware.sriov_manage(gpu.address, False)
-            self.hardware.bind_driver(gpu.address, 'nouveau')
-        self.hardware.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        outcome = self.boot.partition(0, self.found)
-        self.assertIn('not loaded; 0000:18:00.0 is bound to nouveau; ',
-                      outcome.error)
-
     def test_a_bus_that_cannot_be_read_is_no_lack_of_gpus(self):
         self.assertTrue(self.boot.has_gpus())
         self.hardware.unload_library()

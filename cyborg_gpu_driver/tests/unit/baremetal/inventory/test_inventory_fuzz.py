@@ -2,21 +2,17 @@
 
 """Arbitrary data from a ramdisk, and arbitrary arguments of a step."""
 
-import json
 
 import hypothesis
 from hypothesis import strategies
 
-from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import node
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
 
 ITEM = {'devices': [0, 1], 'device-filter': ['0x20B210DE'],
         'mig-enabled': True, 'mig-devices': {'1g.10gb': 2, '3g.40gb': 1}}
-TEXTS = strategies.one_of(base.TEXTS, strategies.none())
 
 
 class InventoryTest(base.FuzzCase):
@@ -34,17 +30,6 @@ class InventoryTest(base.FuzzCase):
             checks.ramdisk(value)
 
         holds()
-
-    @base.examples(150)
-    @hypothesis.given(TEXTS, TEXTS, TEXTS, strategies.lists(base.TEXTS))
-    def test_whatever_hardware_says(self, name, driver, problem, problems):
-        host = model.Host((model.Gpu(
-            model.PciAddress(0, 1, 0, 0), '10de', '2330', '0302', model=name,
-            architecture=name, uuid=driver, serial=problem, driver=driver,
-            problems=tuple(problems)),), driver, problem,
-            problems=tuple(problems))
-        self.assertIsNotNone(checks.ramdisk(json.loads(json.dumps(
-            inventory.to_dict(host, {})))))
 
     def test_layout_of_a_step(self):
         @base.examples(250)

@@ -84,15 +84,6 @@ class TraitsTest(NodeCase):
             'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_MODEL_TESLA_T4',
             'CUSTOM_GPU_MODEL_H100_80GB_HBM3'}, others)
 
-    def test_only_what_was_written_is_removed(self):
-        mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_NVIDIA_A100',
-                'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_CHEAP',
-                LAYOUT + 'MINE'}
-        old = {'CUSTOM_GPU_COUNT_2', 'CUSTOM_NVIDIA_20B2', LAYOUT + 'GONE'}
-        found = node.traits(mine | old, self.h100, old)
-        self.assertEqual(H100 | mine, set(found.traits))
-        self.assertEqual(H100, set(found.written))
-
     def test_a_trait_that_the_operator_set_before(self):
         mine = 'CUSTOM_GPU_ARCH_HOPPER'
         found = node.traits([mine], self.h100)
@@ -138,25 +129,6 @@ class HealthyTest(NodeCase):
             inspected.found(self, 'hgx-h100', {7: ['ECC']}), trait))
 
 
-class UnhealthyTest(NodeCase):
-
-    def test_unhealthy(self):
-        layouts, others = self.traits(
-            inspected.found(self, 'hgx-h100', {1: ['XID_79', 'THERMAL'],
-                                               5: ['XID_79']}),
-            templates={LAYOUT + 'HALVES': HALVES})
-        self.assertEqual(set(), layouts)
-        self.assertEqual(H100 - {inventory.HEALTHY} | {
-            'CUSTOM_GPU_UNHEALTHY_XID_79',
-            'CUSTOM_GPU_UNHEALTHY_THERMAL'}, others)
-
-    def test_unhealthy_until_asked(self):
-        layouts, others = self.traits(
-            without_nvml(self.h100), ['CUSTOM_GPU_UNHEALTHY_XID_79'])
-        self.assertEqual(set(), layouts)
-        self.assertIn('CUSTOM_GPU_UNHEALTHY_XID_79', others)
-
-
 class LayoutTraitsTest(NodeCase):
 
     def test_template_decides_on_a_trait_that_was_set_by_hand(self):
@@ -179,27 +151,6 @@ class LayoutTraitsTest(NodeCase):
             layouts, _others = self.traits(self.h100, files=files, templates={
                 LAYOUT + 'X': layout})
             self.assertEqual({LAYOUT + 'X'} if expected else set(), layouts)
-
-    def test_template_that_cannot_be_used(self):
-        wanted = node.traits([], self.h100, templates={
-            LAYOUT + 'ALL_1G_10GB': [{'devices': 'all'}],
-            LAYOUT + 'NONE': None, LAYOUT + 'FINE': HALVES})
-        self.assertEqual({LAYOUT + 'ALL_1G_10GB', LAYOUT + 'NONE'},
-                         set(wanted.refused))
-        self.assertIn("'mig-enabled' is missing",
-                      wanted.refused[LAYOUT + 'ALL_1G_10GB'])
-        self.assertNotIn(LAYOUT + 'ALL_1G_10GB', wanted.traits)
-        self.assertIn(LAYOUT + 'FINE', wanted.traits)
-
-    def test_no_room(self):
-        mine = {f'CUSTOM_{number}' for number in range(40)}
-        templates = {f'{LAYOUT}{letter}': HALVES for letter in 'ABCDEF'}
-        wanted = node.traits(mine, self.h100, templates=templates)
-        self.assertEqual(node.TRAITS_MAX, len(wanted.traits))
-        self.assertLessEqual(mine | H100, set(wanted.traits))
-        self.assertEqual((LAYOUT + 'E', LAYOUT + 'F'), wanted.left_out)
-        self.assertEqual(wanted, node.traits(
-            wanted.traits, self.h100, wanted.written, templates=templates))
 
 
 class PropertiesTest(NodeCase):

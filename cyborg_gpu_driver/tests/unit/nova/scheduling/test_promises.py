@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from oslotest import base
 
 from cyborg_gpu_driver.nova.scheduling import promises
@@ -178,13 +176,3 @@ class AfterTest(base.BaseTestCase):
         self.assertEqual(float('inf'), after.cost(asked).loss)
         self.assertEqual(0, after.cost(asked).host)
         self.assertIsNone(after.offer('c'))
-
-    def test_it_is_as_placement_will_show(self):
-        for used in range(7):
-            shown = dataclasses.replace(OFFER, used=used, free=7 - used)
-            self.assertEqual(shown, cost.Fleet([published.Gpu(
-                'host', '0', (OFFER,))]).after(
-                    {'provider': used}).offer('provider'))
-
-
-OFFER = published.Offer('provider', '1g', 'CUSTOM_X', 0, 7)

@@ -10,7 +10,6 @@ import time
 import urllib.parse
 
 import fixtures
-import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -19,8 +18,6 @@ from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import monitored
 from cyborg_gpu_driver.tests.unit.nova import prometheus
-
-load_tests = testscenarios.load_tests_apply_scenarios
 
 HOST, GPU = 'compute1', '0000:18:00.0'
 
@@ -120,25 +117,20 @@ class BackgroundTest(UtilizationCase):
 
 class TroubleTest(UtilizationCase):
 
-    scenarios = [(name, {'changes': changes}) for name, changes in {
-        'error': {'status': 500}, 'redirect': {'status': 302},
-        'not JSON': {'content': b'<html>'},
-        'other JSON': {'content': b'[]'},
-        'deep JSON': {'content': b'[' * 100000},
-        'too large': {'content': b' ' * ((16 << 20) + 1)},
-        'cut off': {'length': 1000000}}.items()]
-
     def test_has_no_effect(self):
-        vars(self.prometheus).update(self.changes)
-        self.known.ask()
-        self.assertIsNone(self.known.of(HOST, [GPU]))
-        self.assertEqual(1, self.warnings())
+        good = dict(vars(self.prometheus))
+        for number, changes in enumerate((
+                {'status': 500}, {'status': 302}, {'content': b'<html>'},
+                {'content': b'[]'}, {'content': b'[' * 100000},
+                {'content': b' ' * ((16 << 20) + 1)},
+                {'length': 1000000}), 1):
+            vars(self.prometheus).update({**good, **changes})
+            self.known.ask()
+            self.assertIsNone(self.known.of(HOST, [GPU]))
+            self.assertEqual(number, self.warnings())
         self.assertNotIn('/elsewhere', self.prometheus.urls)
 
-
-class SlowTest(UtilizationCase):
-
-    def test_deadline(self):
+    def test_slow(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.nova.scheduling.utilization._DEADLINE', 0.1))
         self.prometheus.release.clear()
@@ -148,14 +140,12 @@ class SlowTest(UtilizationCase):
 
 class UrlTest(base.BaseTestCase):
 
-    scenarios = [(url, {'url': url}) for url in (
-        'prometheus:9090', 'ftp://x', 'http://', '/path', 'http://x:y',
-        'http://x?query=1', 'http://[')]
-
     def test_refused(self):
-        error = self.assertRaises(exception.InvalidConfiguration,
-                                  utilization.Utilization, self.url)
-        self.assertIn('prometheus_url', str(error))
+        for url in ('prometheus:9090', 'ftp://x', 'http://', '/path',
+                    'http://x:y', 'http://x?query=1', 'http://['):
+            error = self.assertRaises(exception.InvalidConfiguration,
+                                      utilization.Utilization, url)
+            self.assertIn('prometheus_url', str(error))
 
 
 class PrometheusTest(base.BaseTestCase):

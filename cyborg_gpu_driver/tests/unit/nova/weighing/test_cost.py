@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 
 from oslotest import base
@@ -62,25 +63,6 @@ class GridTest(CostCase):
             self.assertEqual('left', self.order(
                 gpus + more, '4g.40gb')[0])
 
-    def test_the_loss_is_that_of_the_partition_theory(self):
-        gpus = [self.empty, self.left, self.right, self.hole]
-        names = tuple(offer.profile for offer in self.empty.offers)
-        profiles = [next(profile for profile in boards.H100_80
-                         if profile.name == name) for name in names]
-        grid = geometry.Geometry(boards.H100_80)
-        table = geometry.Table(grid, profiles)
-        rows = {gpu.address: table.row(self.occupancy(gpu, grid))
-                for gpu in gpus}
-        prices = geometry.prices(sum(room) for room in zip(
-            *(row.room for row in rows.values()), strict=True))
-        for number, profile in enumerate(profiles):
-            losses = [(geometry.loss(option.lost, prices), gpu)
-                      for gpu, row in rows.items()
-                      for option in row.options[number]]
-            found = self.costs(gpus, profile.name)
-            self.assertAlmostEqual(min(losses)[0], found[0][0].loss)
-            self.assertEqual(min(losses)[1], found[0][1])
-
     def test_the_agent_loses_what_the_weigher_says(self):
         profiles = boards.named(boards.H100_80, *boards.BASE['H100-80'])
         grid = geometry.Geometry(profiles)
@@ -95,18 +77,6 @@ class GridTest(CostCase):
             self.assertAlmostEqual(
                 geometry.loss(row.lost(after), geometry.prices(row.room)),
                 fleet.cost(weigher_case.asked(gpu, profile.name)).loss)
-
-    def occupancy(self, gpu, grid):
-        taken = {'empty': (), 'left': (('3g.40gb', 4),),
-                 'right': (('3g.40gb', 0),),
-                 'hole': (('3g.40gb', 0), ('2g.20gb', 4))}[gpu.address]
-        known = {profile.name: profile for profile in boards.H100_80}
-        occupancy = geometry.EMPTY
-        for name, start in taken:
-            occupancy = occupancy.add(known[name], next(
-                place for place in known[name].placements
-                if place.start == start))
-        return occupancy
 
     def test_what_looks_alike_costs_the_mean(self):
         offered = ('1g.10gb', '2g.20gb', '3g.40gb')
@@ -175,20 +145,6 @@ class EstimateTest(CostCase):
             fleet.cost(weigher_case.asked(foreign, '1g.10gb')).loss)
 
 
-class FleetTest(CostCase):
-
-    def test_spreading_is_for_the_emptiest(self):
-        empty = weigher_case.gpu('host', 'empty')
-        begun = weigher_case.gpu('host', 'begun', taken=[('1g.10gb', 6)])
-        same = weigher_case.gpu('empty', 'same')
-        fleet = weigher_cost.Fleet([empty, begun, same])
-        self.assertEqual(
-            ['begun', 'empty', 'same'],
-            [gpu.address for gpu in sorted(
-                (empty, begun, same), key=lambda gpu: fleet.cost(
-                    weigher_case.asked(gpu, '1g.10gb')).spreading)])
-
-
 class RolesTest(CostCase):
     """GPUs that are offered in several roles at the same time."""
 
@@ -226,3 +182,16 @@ class RolesTest(CostCase):
             self.assertEqual(
                 {label: 3 if label == taken else 0 for label in names},
                 {offer.provider: offer.free for offer in gpu.offers})
+
+
+class WeightsTest(base.BaseTestCase):
+    """The weights of hosts."""
+
+    def test_weights(self):
+        none = weigher_cost.IMPOSSIBLE
+        for figures, expected in (
+                ([2.0, 5.0, 1.0], [0.75, 0, 1]), ([2, 2], [0, 0]),
+                # The unknown is as the mean.
+                ([3, None, 1], [0, 0.5, 1]), ([None, None], [0, 0]),
+                ([3, math.inf, 1], [0, none, 1]), ([math.inf], [none])):
+            self.assertEqual(expected, weigher_cost.weights(figures))

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import math
 
-import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import placement
-
-load_tests = testscenarios.load_tests_apply_scenarios
 
 PACK, SPREAD, STANDALONE, QUIET = placement.Placement
 
@@ -74,51 +71,32 @@ class WishTest(base.BaseTestCase):
                          placement.wish({'hw:cpu_policy': 'shared'}, 'm1'))
 
 
-class WrongWishTest(base.BaseTestCase):
-
-    scenarios = [
-        ('placement', {'key': 'gpu:placement', 'value': 'tight',
-                       'expected': 'pack, spread, standalone, quiet'}),
-        ('application', {'key': 'gpu:application', 'value': 'a b',
-                         'expected': 'letters, digits'}),
-        ('trait', {'key': 'gpu:prefer:hopper', 'value': '1',
-                   'expected': 'trait'}),
-        ('weight', {'key': 'gpu:prefer:CUSTOM_X', 'value': 'nan',
-                    'expected': 'number'}),
-        ('huge weight', {'key': 'gpu:prefer:CUSTOM_X', 'value': '1' * 400,
-                         'expected': 'number'}),
-        ('other digits', {'key': 'gpu:prefer:CUSTOM_X', 'value': '\u0661',
-                          'expected': 'number'}),
-        ('no weight', {'key': 'gpu:prefer:CUSTOM_X', 'value': '',
-                       'expected': 'number'})]
-
     def test_error_says_what_would_be_right(self):
-        error = self.assertRaises(exception.InvalidValue, placement.wish,
-                                  {self.key: self.value}, 'm1.gpu')
-        for part in (self.key, 'm1.gpu', self.expected):
-            self.assertIn(part, str(error))
+        for key, value, expected in (
+                ('gpu:placement', 'tight', 'pack, spread, standalone, quiet'),
+                ('gpu:application', 'a b', 'letters, digits'),
+                ('gpu:prefer:hopper', '1', 'trait'),
+                *(('gpu:prefer:CUSTOM_X', value, 'number')
+                  for value in ('nan', '1' * 400, '\u0661', ''))):
+            error = self.assertRaises(exception.InvalidValue, placement.wish,
+                                      {key: value}, 'm1.gpu')
+            for part in (key, 'm1.gpu', expected):
+                self.assertIn(part, str(error))
 
 
 class UtilizationTest(base.BaseTestCase):
     """The policy quiet, with the current utilization from Prometheus."""
 
-    def order(self, *gpus):
-        """GPUs by neighbours, interference and utilization, best first."""
-        return sorted(gpus, key=lambda gpu: placement.figure(
-            QUIET, weigher_cost.Cost(0.0, 0.5, 0.5),
-            placement.Company(gpu[0], interference=gpu[1]), gpu[2]))
-
-    def assert_order(self, *gpus):
-        self.assertEqual(list(gpus), self.order(*gpus))
-        self.assertEqual(list(gpus), self.order(*reversed(gpus)))
-
-    def test_neighbours_that_are_idle(self):
-        self.assert_order((0, None, None), (3, None, 0.0), (1, None, 0.5),
-                          (2, None, 0.5), (1, None, 1.0), (2, None, None))
-
-    def test_unknown_counts_as_busy(self):
-        self.assert_order((1, None, 0.85), (1, None, None),
-                          (2, None, None))
+    def test_order(self):
+        """GPUs by neighbours and utilization; the unknown counts as busy."""
+        for gpus in (((0, None), (3, 0.0), (1, 0.5), (2, 0.5), (1, 1.0),
+                      (2, None)),
+                     ((1, 0.85), (1, None), (2, None))):
+            for given in gpus, gpus[::-1]:
+                self.assertEqual(list(gpus), sorted(
+                    given, key=lambda gpu: placement.figure(
+                        QUIET, weigher_cost.Cost(0.0, 0.5, 0.5),
+                        placement.Company(gpu[0]), gpu[1])))
 
     def test_other_policies(self):
         for policy in PACK, SPREAD, STANDALONE:
