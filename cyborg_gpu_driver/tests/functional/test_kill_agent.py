@@ -5,8 +5,10 @@
 Whenever the process dies, the next one finishes or undoes what was under way.
 """
 
+import contextlib
 import itertools
 import os
+import resource
 import time
 import uuid
 
@@ -125,6 +127,66 @@ class BindTest(kill_case.KillCase):
         self.assertEqual(1, len(times))
         self.assertLessEqual(0, times[0])
         self.assertLessEqual(times[0], (time.time() - self.begun) * 1000)
+
+
+_MOST_SPARE = 5
+"""More file descriptors than a bind has open at once."""
+
+
+class DescriptorsTest(kill_case.KillCase):
+    """A process that has no more file descriptors binds all or nothing."""
+
+    options = _MIG
+
+    def test_bind(self):
+        def work(running):
+            self.get_ready(running)
+            where, kind, _ = self.handle(running, '')
+            outcomes = [self._bind(running, spare, where, kind)
+                        for spare in range(_MOST_SPARE + 1)]
+            self.assertEqual([False, True], [outcomes[0], outcomes[-1]])
+
+        self.begin()
+        self.process(work)
+
+    def _bind(self, running, spare, where, kind):
+        """Bind with this number of free descriptors; whether it succeeds."""
+        name = str(uuid.uuid4())
+        with _descriptors(spare):
+            try:
+                running.bind(where, kind, name)
+                is_bound = True
+            except Exception:
+                is_bound = False
+        self.assertEqual(is_bound, [
+            claim['phase'] for claim in self.journal()] == ['bound'], spare)
+        # The driver tells Cyborg of no error; a report removes what is left.
+        with _descriptors(_MOST_SPARE - spare), contextlib.suppress(Exception):
+            running.unbind(where, kind, name)
+        running.report()
+        self.assertEqual([], self.journal())
+        self.assertEqual(([], []), self.truth()[:2])
+        return is_bound
+
+
+@contextlib.contextmanager
+def _descriptors(spare):
+    """Leave this process so many free file descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(map(int, os.listdir('/proc/self/fd')))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + spare + 1, hard))
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    for descriptor in taken[len(taken) - spare:]:
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        for descriptor in taken[:len(taken) - spare]:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class ReadyTest(kill_case.KillCase):
