@@ -87,7 +87,6 @@ def of_gpu(gpu: model.Gpu, conditions: Iterable[health.Condition],
            ) -> tuple[str, ...]:
     """Return what is wrong with a GPU that NVML should see, for people.
 
-    :param conditions: those that its own answers show.
     :param wanted: the modes that it must have; None if a tenant sets them.
     :param ecc: its pending ECC mode; None if it has none.
     """
@@ -287,8 +286,6 @@ def obstacle(step: str, host: model.Host,
     """Return why a node cannot be offered a step, for people; or ``''``.
 
     :param host: without the GPUs that the operator wants left alone.
-    :param resettable: GPUs that can be reset.
-    :param inspected: whether the last inspection found GPUs.
     :param ecc_recorded: whether the last inspection recorded ECC modes.
     """
     if step == VERIFY and inspected:

@@ -206,9 +206,6 @@ class FirstBoot:
     """Partitions the GPUs of one machine.
 
     :param server: its parts; this process makes the privileged changes.
-    :param tell: called with progress messages for people.
-    :param clock: a monotonic clock, in seconds.
-    :param sleep: waits for a number of seconds.
     """
 
     def __init__(self, server: node.Node,

@@ -213,7 +213,6 @@ def to_dict(host: model.Host,
     :param health: conditions of each GPU whose health could be queried,
         possibly none; a GPU that could not be queried is missing.
     :param modes: MIG modes come from the GPUs themselves.
-    :param cliques: NVLink cliques of the GPUs that are in one.
     """
     return {'version': VERSION,
             'driver_version': _tidied(host.driver_version),
@@ -403,15 +402,6 @@ def layout_trait(layout: str) -> str:
 def is_layout_trait(trait: str) -> bool:
     """Whether a trait is the trait of a layout."""
     return trait.startswith(_LAYOUT)
-
-
-def clique_trait(clique: str) -> str:
-    """Return the trait of a node with all GPUs in one NVLink clique.
-
-    It has the whole UUID of the cluster: no source says that a part of the
-    UUID distinguishes two racks.
-    """
-    return names.custom('NVLINK', 'CLIQUE', clique)
 
 
 def count_trait(count: int) -> str:

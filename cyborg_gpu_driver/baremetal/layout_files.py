@@ -14,7 +14,6 @@ from cyborg_gpu_driver.partition.layout import file as layout_file
 def read(conf: cfg.ConfigOpts) -> tuple[layout_file.LayoutFile, ...]:
     """Return the operator's layouts, in the order of the files.
 
-    :param conf: configuration in which the group is registered.
     :raises InvalidConfiguration: naming the file that cannot be read.
     :raises DocumentError: naming file and entry.
     """

@@ -64,7 +64,6 @@ class Found:
     def entry(self, gpus: tuple[model.Gpu, ...]) -> layout_file.Entry:
         """Return the layout itself.
 
-        :param gpus: the GPUs of this machine, with their profiles.
         :raises DocumentError: if these GPUs have no layout of that name.
         """
         if isinstance(self.wanted, str):
@@ -84,7 +83,6 @@ class Found:
 def search(layout_file: str, instance_data: str) -> list[Found]:
     """Return the layouts of both sources, the file's first.
 
-    :param instance_data: path of cloud-init's file.
     :raises DocumentError, CloudError: if a layout cannot be used, or a
         source cannot be read.
     """
@@ -92,10 +90,7 @@ def search(layout_file: str, instance_data: str) -> list[Found]:
 
 
 def in_file(path: str) -> Iterator[Found]:
-    """Yield the layout of a layout file of one entry; none without a file.
-
-    :raises DocumentError, CloudError: as :func:`search`.
-    """
+    """Yield the layout of a layout file of one entry; none without a file."""
     text = _read(path)
     if text is not None:
         _check(text, path)
@@ -103,11 +98,7 @@ def in_file(path: str) -> Iterator[Found]:
 
 
 def in_metadata(path: str) -> Iterator[Found]:
-    """Yield the layout in the server's metadata; none without the file.
-
-    :param path: of cloud-init's file, such as :data:`INSTANCE_DATA`.
-    :raises DocumentError, CloudError: as :func:`search`.
-    """
+    """Yield the layout in the server's metadata; none without the file."""
     text = _read(path)
     if text is None:
         return
@@ -182,10 +173,7 @@ def _named(source, value, gpus=()):
 
 
 def _check(text: str, source: str) -> None:
-    """Refuse text that takes long to parse, or grows when it is printed.
-
-    :raises DocumentError: if the text does either.
-    """
+    """Refuse text that takes long to parse, or grows when it is printed."""
     place = layout_yaml.place_in(source)
     if len(text) > _LAYOUT_LIMIT:
         raise place.error(f'longer than {_LAYOUT_LIMIT} characters',

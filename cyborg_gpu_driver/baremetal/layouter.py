@@ -77,10 +77,8 @@ class Layouter:
         A repeated call replaces the layout that the image has.
 
         :param value: a step's ``layout``, see :func:`layouts.entry_of`.
-        :param files: the operator's layout files.
         :param stage: a step's ``stage``: whether the image gets the layout. If
             not, the image is not mounted.
-        :returns: what was done, for JSON.
         :raises DocumentError: if the layout does not suit these GPUs.
         :raises ChangeRefused: if the layout cannot be put into the image.
         :raises StepFailed: naming the GPUs whose MIG mode cannot be set.
@@ -141,7 +139,6 @@ def check(host: model.Host, entry: layout_file.Entry,
           ignored: Collection[model.PciAddress]) -> Wanted:
     """Return what a layout wants of the GPUs that it selects.
 
-    :param ignored: GPUs that the operator wants left alone.
     :raises DocumentError: if the layout does not suit the GPUs.
     :raises StepFailed: if the layout selects no GPU, if NVML cannot reach a
         selected GPU, or if the layout cannot be checked without NVML.

@@ -221,15 +221,15 @@ def collect(data: dict[str, Any], failures: Any) -> None:
         session.reset()
 
 
-def _facts(host: model.Host, session: nvml.NvmlSession) -> tuple[
-        dict[model.PciAddress, tuple[health.Condition, ...]],
-        modes.Modes, dict[model.PciAddress, str]]:
+def _facts(host: model.Host, session: nvml.NvmlSession) -> tuple:
     """Return what NVML says of the GPUs, as far as readable.
 
     :returns: the health conditions of the GPUs that use NVIDIA's driver, the
         modes that a tenant could change, and the NVLink cliques.
     """
-    conditions, ecc, cliques = {}, {}, {}
+    conditions: dict[model.PciAddress, tuple[health.Condition, ...]] = {}
+    ecc: dict[model.PciAddress, bool] = {}
+    cliques: dict[model.PciAddress, str] = {}
     if host.nvml_problem is not None:
         return conditions, modes.Modes(), cliques
     asked = host_health.HealthReader(session)

@@ -44,7 +44,6 @@ def known(gpus: Sequence[model.Gpu],
     files have it.
 
     :param gpus: a node's GPUs, by address; only their profiles matter.
-    :param files: the operator's layout files.
     """
     return {entry.name: entry for document in
             (state.generate(gpus), *files)
@@ -97,7 +96,6 @@ def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
     :param value: a layout's name; the items of one, as in a layout file; or
         ``{name: items}``.
     :param gpus: the GPUs for which names of generated layouts are resolved.
-    :param source: of the value, for error messages.
     :raises DocumentError: with what would be correct.
     """
     place = yaml.place_in(source)
@@ -165,11 +163,7 @@ class Traits:
 
 def written(properties: Mapping[str, Any], current: Iterable[str]
             ) -> frozenset[str]:
-    """Return the traits of a node that its last inspection wrote.
-
-    :param properties: the node's.
-    :param current: the node's traits.
-    """
+    """Return the traits of a node that its last inspection wrote."""
     summary = properties.get(PROPERTY)
     if not (isinstance(summary, Mapping)
             and isinstance(summary.get(TRAITS), list)):
@@ -187,11 +181,9 @@ def traits(current: Iterable[str], inventory: baremetal_inventory.Inventory,
     that asks for a layout is deployed on it. The node remains unhealthy
     until all of its GPUs have been queried again.
 
-    :param current: the traits that the node has.
     :param written: those of them that the last inspection wrote. All others
         are the operator's, except those that name a deploy template, and
         :data:`.names.HEALTHY` once the GPUs have answered.
-    :param files: the operator's layout files.
     :param templates: layouts of deploy templates (a step's argument) by the
         template's name, which is a trait.
     """
@@ -205,19 +197,14 @@ def traits(current: Iterable[str], inventory: baremetal_inventory.Inventory,
     refused: dict[str, str] = {}
     layouts = () if unhealthy else _layouts(
         inventory.gpus, files, templates, refused)
+    healthy = ([baremetal_inventory.HEALTHY] if inventory.gpus
+               and inventory.asked and not unhealthy else [])
     wanted = [trait for trait in dict.fromkeys(
-        (*_healthy(inventory, unhealthy), *unhealthy, *_boards(inventory.gpus),
-         *_clique(inventory), *layouts))
+        (*healthy, *unhealthy, *_facts(inventory), *layouts))
         if trait not in kept]
     room = max(0, TRAITS_MAX - len(kept))
     return Traits(tuple(sorted({*kept, *wanted[:room]})),
                   tuple(sorted(wanted[:room])), tuple(wanted[room:]), refused)
-
-
-def _healthy(inventory: baremetal_inventory.Inventory,
-             unhealthy: Collection[str]) -> Iterator[str]:
-    if inventory.gpus and inventory.asked and not unhealthy:
-        yield baremetal_inventory.HEALTHY
 
 
 def _unhealthy(ours: Iterable[str], inventory: baremetal_inventory.Inventory
@@ -233,16 +220,15 @@ def _unhealthy(ours: Iterable[str], inventory: baremetal_inventory.Inventory
     return sorted(found)
 
 
-def _boards(gpus: Sequence[model.Gpu]) -> Iterator[str]:
-    if gpus:
-        yield baremetal_inventory.count_trait(len(gpus))
-    for gpu in gpus:
+def _facts(inventory: baremetal_inventory.Inventory) -> Iterator[str]:
+    if inventory.gpus:
+        yield baremetal_inventory.count_trait(len(inventory.gpus))
+    for gpu in inventory.gpus:
         yield from names.traits_of_board(gpu)
-
-
-def _clique(inventory: baremetal_inventory.Inventory) -> Iterator[str]:
     if inventory.clique is not None:
-        yield baremetal_inventory.clique_trait(inventory.clique)
+        # It has the whole UUID of the cluster: no source says that a part of
+        # the UUID distinguishes two racks.
+        yield names.custom('NVLINK', 'CLIQUE', inventory.clique)
 
 
 def _layouts(gpus: Sequence[model.Gpu],

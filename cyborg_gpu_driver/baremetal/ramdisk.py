@@ -54,7 +54,6 @@ def each(gpus: Iterable[model.Gpu],
          act: Callable[[model.Gpu], dict[str, Any]]) -> list[dict[str, Any]]:
     """Call ``act`` for each GPU, even if it fails on another.
 
-    :returns: the result of ``act`` for each GPU, with the GPU's address.
     :raises StepFailed: naming each GPU on which ``act`` failed, and why.
     """
     done, failures = [], []

@@ -89,11 +89,7 @@ def _too_old() -> str:
 
 
 def mismatch(driver_class: Any, version: str) -> str:
-    """Return why this Nova cannot be extended; ``''`` if it can.
-
-    :param driver_class: Nova's LibvirtDriver.
-    :param version: version of Nova, such as ``34.0.0``.
-    """
+    """Return why this Nova cannot be extended; ``''`` if it can."""
     major = version.partition('.')[0]
     tested = ', '.join(map(str, TESTED))
     if major not in map(str, TESTED):

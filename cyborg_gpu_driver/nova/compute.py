@@ -35,8 +35,6 @@ def with_credentials(cyborg: Any, context_module: Any) -> None:
     starts, it has a context without a token, and each request of the client
     fails. The client then uses the user of ``[service_user]``, as Nova does
     for volumes (nova/context.py: ``get_nova_service_user_context``).
-
-    :param cyborg: nova.accelerator.cyborg.
     """
     original = cyborg.get_client
 

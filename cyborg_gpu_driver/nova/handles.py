@@ -60,7 +60,6 @@ def of_handle(arq: Mapping[str, Any]) -> model.PciAddress | None:
 def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
     """Return the GPUs of a group, in the order in which the guest gets them.
 
-    :param arq: as :func:`of_handle`.
     :returns: None for a handle that does not stand for a group.
     :raises BindRefused: if the handle does not name as many GPUs as the
         group has, each once, and the handle's own function first.
@@ -103,10 +102,7 @@ _DISPLAY = ('0x0300', '0x0302')
 
 
 class HandleReader:
-    """Finds the virtual functions and groups of GPUs that handles name.
-
-    :param sysfs: sysfs of this machine.
-    """
+    """Finds the virtual functions and groups of GPUs that handles name."""
 
     def __init__(self, sysfs: pci.Sysfs):
         self._sysfs = sysfs
@@ -114,7 +110,6 @@ class HandleReader:
     def function(self, arq: Mapping[str, Any]) -> model.PciAddress | None:
         """Return the virtual function of a bound accelerator request.
 
-        :param arq: as Cyborg's API returns it.
         :returns: None for any other handle, which Nova attaches by itself.
         :raises BindRefused: if the function does not carry the vGPU that
             the handle stands for, so that no other vGPU is attached.
@@ -146,8 +141,6 @@ class HandleReader:
               ) -> tuple[model.PciAddress, ...] | None:
         """Return the GPUs of a bound accelerator request for a group.
 
-        :param arq: as Cyborg's API returns it.
-        :returns: None for any other handle.
         :raises BindRefused: if the handle does not name GPUs of this host.
         """
         found = of_group(arq)
@@ -181,7 +174,6 @@ def assigned(gpu: model.Gpu, policy: policies.Policy,
     """Return the fixed vGPUs of one GPU, whether they exist yet or not.
 
     :param remembered: see :func:`cyborg_gpu_driver.partition.fixed.plan`.
-    :param live_migratable: whether the vGPUs can migrate, by NVML.
     :raises InvalidConfiguration: if the GPU cannot carry what the policy says.
     """
     return tuple(
@@ -226,10 +218,7 @@ _PAUSE = 5.0
 
 
 def has_profile(instance: Any) -> bool:
-    """Whether the flavor of a server asks Cyborg for accelerators.
-
-    :param instance: Nova's instance.
-    """
+    """Whether the flavor of a server asks Cyborg for accelerators."""
     return bool(instance.flavor.extra_specs.get(_PROFILE))
 
 
@@ -238,8 +227,6 @@ class Requests:
 
     :param ask: returns the requests of a server from Cyborg, by Nova's
         context and the UUID of the server.
-    :param clock: seconds since any point in time.
-    :param sleep: waits for a number of seconds.
     """
 
     def __init__(self, ask: Callable[[Any, str], list[dict[str, Any]]],
@@ -253,8 +240,6 @@ class Requests:
     def of(self, context: Any, instance: Any) -> list[dict[str, Any]]:
         """Return the requests that are bound to a server on its host.
 
-        :param context: Nova's request context.
-        :param instance: Nova's instance.
         :returns: an empty list if the flavor has no device profile.
         :raises CloudError: if Cyborg does not return them, or if one of
             them is not bound to the node of the server. Its handle would be

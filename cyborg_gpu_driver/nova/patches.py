@@ -43,7 +43,6 @@ class Patches:
     """The patched methods, which wrap Nova's own.
 
     :param reader: finds handles of virtual functions and of groups of GPUs.
-    :param requests: reads accelerator requests when Nova does not.
     :param refuse: returns an exception of Nova with the reason; raising it
         fails the operation of Nova.
     """

@@ -170,7 +170,6 @@ class Reader:
                 ) -> tuple[Server, ...] | None:
         """Return who has the units of an offer that are in use.
 
-        :param host: UUID of the compute node.
         :returns: None if that is not known.
         """
         known = self._hosts.get(host)

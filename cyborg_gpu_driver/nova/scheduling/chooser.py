@@ -96,7 +96,6 @@ class Chooser:
 
         Only this method waits for Placement, and queries the database.
 
-        :param hosts: the hosts that can take the server.
         :returns: None if Placement does not answer; that is logged.
         """
         # nova-compute updates both values when a server is added or
@@ -180,8 +179,6 @@ class Chooser:
         """Remove the candidates that later promises to others rule out.
 
         The filter did not know those promises.
-
-        :param request: from :meth:`choosing`.
         """
         if request.promised:
             host.allocation_candidates = [

@@ -83,12 +83,7 @@ class Promises:
 
     def replace(self, server: str, state: Any, promises: Iterable[Promise],
                 fleet: weigher_cost.Fleet) -> None:
-        """Replace all promises of a server: Nova is about to claim these.
-
-        :param server: its earlier promises end.
-        :param state: Nova's state of the host.
-        :param fleet: the fleet that was read last.
-        """
+        """Replace all promises of a server: Nova is about to claim these."""
         self._keep_only(lambda promise: promise.server != server)
         for promise in promises:
             offer = fleet.offer(promise.provider)

@@ -53,7 +53,6 @@ class Utilization:
     thread, started at the first use, queries Prometheus. Without an answer,
     or if the last one is too old, the utilization is unknown.
 
-    :param url: URL of Prometheus; None or empty for no Prometheus.
     :raises InvalidConfiguration: if the value is not a URL.
     """
 
@@ -72,7 +71,6 @@ class Utilization:
         """Return the part of the time in which the busiest GPU is busy.
 
         :param host: the compute node, as Placement names it.
-        :param addresses: PCI addresses of the GPUs on the compute node.
         :returns: 0 to 1; None if that is not known for each of the GPUs.
         """
         if not self._url:

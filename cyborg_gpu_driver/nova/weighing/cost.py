@@ -86,8 +86,11 @@ class Fleet:
         self.has_isolated = False
         self._places: dict[str, _Place] = {}
         self._rooms: collections.Counter[str] = collections.Counter()
-        for members in published.by_host(gpus).values():
-            for state in self._put([gpu.offers for gpu in members]):
+        hosts = collections.defaultdict(list)
+        for gpu in gpus:
+            hosts[gpu.host].append(gpu.offers)
+        for offers in hosts.values():
+            for state in self._put(offers):
                 for number, offer in enumerate(state.offers):
                     self._rooms[offer.resource_class] += state.room[number]
                     self.has_isolated |= names.ISOLATED in offer.traits
@@ -130,10 +133,7 @@ class Fleet:
         return fleet
 
     def _put(self, gpus):
-        """Add a host to the fleet.
-
-        :param gpus: what each GPU of the host offers.
-        """
+        """Add a host to the fleet."""
         host = _Host(tuple(map(_State, gpus)))
         for state in host.states:
             for number, offer in enumerate(state.offers):

@@ -43,7 +43,6 @@ def rows(profiles: tuple[str, ...], used: Counts, free: Counts
     is free is still as before. The function then assumes the start that the
     agent will choose for the instance.
 
-    :param profiles: names, such as ``1g.10gb+me``.
     :param used: what servers have.
     :param free: what is still available of each profile alone.
     :returns: rows of one table, all equally possible; none if no known

@@ -84,7 +84,6 @@ class Company:
 def wish(extra_specs: Mapping[str, str], flavor: str) -> Wish:
     """Return what a flavor says about the choice of a GPU.
 
-    :param flavor: its name, for the error.
     :raises InvalidValue: an extra spec of the weigher has another form.
     """
     found = extra_specs.get(PLACEMENT)

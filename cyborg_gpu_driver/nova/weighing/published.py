@@ -145,7 +145,6 @@ def claimed(offers: tuple[Offer, ...], amounts: Mapping[str, int]
     at a time, and an idle GPU takes its type from its first vGPU. Therefore
     what the claims rule out is not free.
 
-    :param offers: all of the GPU.
     :param amounts: units claimed, by provider.
     """
     was_idle = not any(offer.used for offer in offers)
@@ -160,14 +159,6 @@ def claimed(offers: tuple[Offer, ...], amounts: Mapping[str, int]
             free=0 if has_no_type else max(0, offer.free - amount))
 
     return _exclusive(tuple(map(after, offers)))
-
-
-def by_host(found: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """Return the GPUs of each host."""
-    hosts: dict[str, tuple[Gpu, ...]] = {}
-    for gpu in found:
-        hosts[gpu.host] = (*hosts.get(gpu.host, ()), gpu)
-    return hosts
 
 
 # How much applications slow each other down on one GPU. Pure.
