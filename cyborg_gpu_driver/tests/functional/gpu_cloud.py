@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -138,13 +139,17 @@ class GpuTestCase(base.TestCase):
             code, said = done.returncode, done.stdout + done.stderr
         self.assertEqual(0, code, said)
 
+    @functools.cached_property
+    def world(self):
+        """The simulated machine, to change it from outside the driver."""
+        return simulator.Machine.load(self.machine, self.hardware_path)
+
     def happen(self, act, *arguments):
         """Call a method of the simulated machine, with root's rights."""
         if self.root is not None:
             self.root.world(act, *arguments)
         else:
-            getattr(simulator.Machine.load(self.machine, self.hardware_path),
-                    act)(*arguments)
+            getattr(self.world, act)(*arguments)
 
     def command(self, *arguments):
         """Run ``cyborg-gpu`` on this host.

@@ -20,7 +20,6 @@ import urllib.parse
 
 import fixtures
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_mig
 from demo_lib import nova_part
@@ -59,10 +58,6 @@ class OutageCase(test_mig.OneGpuCase):
             'cyborg_gpu_driver', level=logging.WARNING,
             format='%(name)s %(message)s', nuke_handlers=False))
         self.looked = 0
-
-    def world(self):
-        """Return the simulated machine, to change it from outside."""
-        return simulator.Machine.load(self.machine, self.hardware_path)
 
     def promised(self):
         """Return how many units Placement promises or has, by profile."""

@@ -8,8 +8,6 @@ import os
 import fixtures
 import pynvml
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import test_modes
@@ -32,10 +30,6 @@ class WholeTest(gpu_cloud.GpuTestCase):
             'cyborg_gpu_driver', level=logging.INFO, nuke_handlers=False))
         self.whole = self.profile('PGPU')
 
-    def world(self):
-        """Return the simulated machine, to change it from outside."""
-        return simulator.Machine.load(self.machine, self.hardware_path)
-
     def faults(self):
         """Return the faults of the machine that the driver works on."""
         return pynvml.nvmlLib.machine.faults
@@ -45,10 +39,6 @@ class WholeTest(gpu_cloud.GpuTestCase):
         if not os.path.exists(self.hardware_path):
             return 0
         return self.hardware().resets
-
-    def restart(self):
-        """Restart the agent."""
-        self.end_agent()
 
     def inventory(self):
         """Return reserved and used of the GPU's provider."""
@@ -97,7 +87,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         for _ in range(2):
             self.report()
             self.write_again(server)
-        self.world().set_health(self.gpu, celsius=120)
+        self.world.set_health(self.gpu, celsius=120)
         self.report()
         self.write_again(server)
         self.cloud.unbind(server)
@@ -118,17 +108,17 @@ class WholeTest(gpu_cloud.GpuTestCase):
     def test_what_a_reset_does_not_cure_is_not_promised(self):
         server = self.cloud.bind(self.whole)
         self.report()
-        self.world().set_health(self.gpu, celsius=120)
+        self.world.set_health(self.gpu, celsius=120)
         self.cloud.unbind(server)
         self.cloud.report()
         self.assertEqual(1, self.resets())
         self.assertEqual((1, 0), self.inventory())
-        self.world().set_health(self.gpu, celsius=31)
+        self.world.set_health(self.gpu, celsius=31)
         for _ in range(10):
             self.cloud.report()
         # The agent repeats a failed attempt to bind the GPU after a minute;
         # another agent repeats it at once.
-        self.restart()
+        self.end_agent()
         self.report()
         self.assertEqual((0, 0), self.inventory())
         self.assertEqual('vfio-pci', self.hardware().driver)
@@ -142,7 +132,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
 
     def test_a_gpu_that_is_busy_stays_reserved_until_it_is_not(self):
         server = self.cloud.bind(self.whole)
-        self.world().attach_whole(self.gpu)
+        self.world.attach_whole(self.gpu)
         self.report()
         # Its guest takes long to end.
         self.cloud.unbind(server)
@@ -152,31 +142,11 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assert_not_to_be_had()
         self.assertEqual(1, self.log.output.count('is not offered until'))
         self.assertEqual(0, self.resets())
-        self.world().detach_whole(self.gpu)
+        self.world.detach_whole(self.gpu)
         self.report()
         self.assertEqual((0, 0), self.inventory())
         # VFIO reset the GPU when the guest ended, the agent after that.
         self.assertEqual(2, self.resets())
-
-    @scope.only_in_all
-    def test_a_gpu_that_libvirt_took_from_nvidia(self):
-        """The server had it before this release bound it to vfio-pci."""
-        server = self.cloud.bind(self.whole)
-        self.world().bind_driver(self.gpu, 'nvidia')
-        self.world().attach_whole(self.gpu)
-        self.report()
-        self.assertEqual(gpu_cloud.USED, self.inventory())
-        self.world().detach_whole(self.gpu)
-        self.assertEqual('nvidia', self.hardware().driver)
-        # Its server is shut off, and may start again at any time.
-        self.report()
-        self.assertEqual('vfio-pci', self.hardware().driver)
-        self.cloud.unbind(server)
-        before = self.resets()
-        self.report()
-        self.assertEqual(before + 1, self.resets())
-        self.assertEqual((0, 0), self.inventory())
-        self.assertEqual((), self.world().blocked_unbinds)
 
     def test_placement_is_away(self):
         server = self.cloud.bind(self.whole)

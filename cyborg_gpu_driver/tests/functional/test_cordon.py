@@ -4,7 +4,6 @@
 
 import json
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_disable
 from demo_lib import nova_part
@@ -107,8 +106,7 @@ class HealthCordonTest(test_disable.DisableCase):
     clean_checks = 1
 
     def set_uncorrected(self, number):
-        simulator.Machine.load(self.machine, self.hardware_path).set_health(
-            SECOND, uncorrected=number)
+        self.world.set_health(SECOND, uncorrected=number)
         self.report()
 
     def test_it_stays_cordoned_when_it_is_healthy(self):

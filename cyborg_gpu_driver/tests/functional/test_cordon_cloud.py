@@ -11,7 +11,6 @@ from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import host
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import cordons as program_cordons
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_disable
@@ -144,14 +143,3 @@ class CloudCordonTest(test_disable.DisableCase):
                                         '--ignore-consent'))
         self.assert_disabled()
         self.assertEqual({}, self.mdevs(SECOND))
-
-    @scope.only_in_all
-    def test_a_server_that_was_shelved_before_stays_shelved(self):
-        shelved, gone = self.boot_on_both(gpu_movable='true')
-        self.compute.servers.pop(gone)
-        self.cloud.unbind(self.compute._bound.pop(gone)[1])
-        self.compute.servers[shelved]['status'] = 'SHELVED'
-        self.close(SECOND)
-        self.assertEqual([], self.drain('--migrate'))
-        self.assertEqual('SHELVED_OFFLOADED',
-                         self.compute.servers[shelved]['status'])

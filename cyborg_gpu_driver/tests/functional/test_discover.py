@@ -12,7 +12,6 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import agent
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -25,10 +24,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
     machine = 'mixed'
     gpu = test_modes.A100
     clean_checks = 1
-
-    def world(self):
-        """Return the simulated machine, to change it from outside."""
-        return simulator.Machine.load(self.machine, self.hardware_path)
 
     def assert_nothing_lost(self, *closed):
         """Check that two more reports withdraw nothing in the services.
@@ -65,7 +60,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.devices = self.cyborgs_devices()
 
     def test_nvml_is_away_when_the_agent_starts(self):
-        world = self.world()
+        world = self.world
         world.unload_library()
         self.end_agent()
         self.assert_nothing_lost(self.gpu)
@@ -91,7 +86,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.assert_nothing_lost()
 
     def test_a_whole_gpu_in_use_keeps_its_traits(self):
-        world = self.world()
+        world = self.world
         server = self.cloud.bind(self.profile(
             'PGPU', 'h100', CUSTOM_GPU_ARCH_HOPPER='required'))
         # Nova has libvirt bind the GPU to vfio-pci, and NVML does not list

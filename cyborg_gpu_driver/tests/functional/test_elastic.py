@@ -6,7 +6,6 @@ import json
 
 import fixtures
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
@@ -34,15 +33,12 @@ class ElasticCase(gpu_cloud.GpuTestCase):
         self.small = self.profile('CUSTOM_NVIDIA_1G_10GB')
         self.vgpu = self.profile('CUSTOM_NVIDIA_A100DX_20C')
 
-    @property
-    def world(self):
-        """The simulated machine, to change it from outside."""
-        return simulator.Machine.load(self.machine, self.hardware_path)
-
     def is_now(self):
         """Return driver, MIG mode and whether virtual functions exist."""
         state = self.hardware()
-        return self.world.drivers.of(self.gpu), state.mig, bool(state.vfs)
+        with self.world.operation():
+            driver = self.world.drivers.of(self.gpu)
+        return driver, state.mig, bool(state.vfs)
 
     def assert_closed(self, *labels):
         """Check that nothing of these labels is available."""

@@ -105,18 +105,6 @@ class RaceTest(test_elastic.ElasticCase):
         self.assertEqual('A100DX-20C', entry['profile'])
         self.assert_closed('passthrough', *_PARTS)
 
-    @scope.only_in_all
-    def test_a_whole_gpu_that_came_and_went_is_reset_first(self):
-        before = self.hardware().resets
-        with self.before_the_next_bind(
-                lambda: self.cloud.unbind(self.cloud.bind(self.whole))):
-            self.assertRaises(nova_part.BindFailed, self.cloud.bind,
-                              self.slice)
-        self.assertEqual(before, self.hardware().resets)
-        self.report()
-        self.assertEqual(before + 1, self.hardware().resets)
-        self.assertEqual(test_elastic.IDLE, self.reserved())
-
     def test_placement_that_does_not_answer_refuses(self):
         profile = self.slice
         with self.before_the_next_bind(self._cut_placement):

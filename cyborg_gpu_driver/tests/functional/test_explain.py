@@ -5,7 +5,6 @@ from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.osc import explain
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import services
@@ -45,8 +44,7 @@ class ExplainTest(explain_case.ExplainCase):
             '--profile', whole)['RESERVED_SIBLING'])
 
     def test_an_unhealthy_gpu(self):
-        simulator.Machine.load(
-            self.machine, self.hardware_path).set_remapped_rows(
+        self.world.set_remapped_rows(
                 self.gpu, uncorrected=1, pending=True)
         self.report()
         found = self.reasons('--profile', self.profile(SLICE))

@@ -23,7 +23,6 @@ import fixtures
 
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -199,20 +198,17 @@ class FirstHourTest(gpu_cloud.GpuTestCase):
         self.assertEqual(before, self.offer(), self.log.output)
         self.assertEqual([], self.journal())
         self.assertEqual(0, self.handles_in_use())
-        self.assertEqual((), self.world().active_partitions)
+        self.assertEqual((), self.world.active_partitions)
         for address in _ADDRESSES[:self.hour.gpus]:
             state = self.hardware(address)
             self.assertEqual(([], {}), (state.vgpus, state.instances))
             if self.hour.framework == 'none':
-                self.assertEqual(driver_gpu.for_guests(self.world().gpu(address)),
+                self.assertEqual(driver_gpu.for_guests(self.world.gpu(address)),
                                  state.driver)
 
     def assert_unharmed(self):
-        world = self.world()
+        world = self.world
         self.assertEqual(((), ()), (world.blocked_unbinds, world.damage))
-
-    def world(self):
-        return simulator.Machine.load(self.machine, self.hardware_path)
 
     def offer(self):
         """Return (total, reserved) of all GPUs' profiles."""

@@ -7,7 +7,6 @@ import threading
 
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from demo_lib import nova_part
@@ -29,9 +28,6 @@ class UnhealthyTest(gpu_cloud.GpuTestCase):
                  'gpu_policy:slices': {'mode': 'mig',
                                        'profiles': '3g.40gb'}}
 
-    def world(self):
-        return simulator.Machine.load(self.machine, self.hardware_path)
-
     def everything_reserved(self, gpu=GPU):
         return all(total == reserved for total, reserved
                    in self.reserved(gpu).values())
@@ -43,12 +39,12 @@ class UnhealthyTest(gpu_cloud.GpuTestCase):
 
     def test_a_lost_gpu_disturbs_no_other_and_comes_back(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
-        self.world().lose_gpu(OTHER)
+        self.world.lose_gpu(OTHER)
         self.report()
         self.assertTrue(self.everything_reserved(OTHER))
         self.assertFalse(self.everything_reserved(GPU))
         self.assertEqual(2, len(self.cloud.cyborg.devices()))
-        self.world().find_gpu(OTHER)
+        self.world.find_gpu(OTHER)
         for _ in range(3):
             self.report()
         self.assertFalse(self.everything_reserved(OTHER))
@@ -65,7 +61,7 @@ class UnhealthyTest(gpu_cloud.GpuTestCase):
                    in self.cloud.placement.providers().items()
                    if provider['uuid'] == where)
         before = self.mdevs(gpu)
-        self.world().set_health(gpu, uncorrected=1)
+        self.world.set_health(gpu, uncorrected=1)
         self.report()
         # One of the two slices is the server's own.
         self.assertEqual({'3g.40gb': (2, 1)}, self.reserved(gpu))
@@ -103,7 +99,7 @@ class EventTest(gpu_cloud.GpuTestCase):
         publisher._write = write_and_tell
 
     def test_reserved_at_once(self):
-        world = simulator.Machine.load(self.machine, self.hardware_path)
+        world = self.world
         profile = self.profile('CUSTOM_NVIDIA_3G_40GB')
         world.raise_xid(GPU, APPLICATION)
         world.raise_xid(GPU, FATAL)
@@ -115,7 +111,7 @@ class EventTest(gpu_cloud.GpuTestCase):
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, profile)
 
     def test_a_gpu_whose_lock_is_held_is_closed_all_the_same(self):
-        world = simulator.Machine.load(self.machine, self.hardware_path)
+        world = self.world
         with locks.gpu(self.state_path, model.PciAddress.parse(GPU)):
             world.raise_xid(GPU, FATAL)
             world.raise_xid(OTHER, FATAL)

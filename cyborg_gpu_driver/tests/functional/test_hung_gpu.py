@@ -11,7 +11,6 @@ import uuid
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -50,7 +49,6 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
 
     def hang(self):
         """Let no call about the first GPU return, in any process."""
-        self.world = simulator.Machine.load(self.machine, self.hardware_path)
         self.world.hang_gpu(GPU)
         self.addCleanup(self.answer)
 

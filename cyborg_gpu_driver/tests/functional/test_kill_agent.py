@@ -189,27 +189,6 @@ def _descriptors(spare):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class ReadyTest(kill_case.KillCase):
-    """A policy wants modes and virtual functions that do not exist yet."""
-
-    prepared = False
-    scenarios = scope.first(
-        ('mixed sizes', {'ends': (False, 16, True), 'options': _MIXED}),
-        ('MIG on Ampere', {'ends': (True, 16, False), 'options': _MIG}),
-        ('MIG on Hopper', {'model': 'h100-80', 'ends': (True, 20, False),
-                           'options': {'mode': 'mig',
-                                       'profiles': ['2g.20gb']}}))
-
-    def test_getting_ready(self):
-        def check():
-            self.process(self.get_ready)
-            self.assertEqual(([], [], self.ends), self.truth())
-
-        self.sweep(lambda: None, lambda number: self.process(
-            self.get_ready, number), check)
-        self.say('getting ready', 3)
-
-
 class ChangeTest(kill_case.KillCase):
     """The GPU was used under another policy before."""
 
@@ -284,19 +263,6 @@ class FixedTest(kill_case.KillCase):
         self.assertGreater(len(self.full[1]), 1)
         self.sweep(lambda: None, self._report, check)
         self.say('fixed vGPUs made')
-
-    def test_removed(self):
-        def prepare():
-            self._report()
-            self.assertGreater(len(self.truth()[1]), 1)
-            self.write_config({'mode': 'passthrough'})
-
-        def check():
-            self._report()
-            self.assertEqual(([], []), self.truth()[:2])
-
-        self.sweep(prepare, self._report, check)
-        self.say('fixed vGPUs removed')
 
 
 class GroupTest(kill_case.KillCase):

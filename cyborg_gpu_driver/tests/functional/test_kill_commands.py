@@ -12,7 +12,6 @@ import fixtures
 import testscenarios
 
 from cyborg_gpu_driver.partition import reconcile as words
-from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import host_files
@@ -228,41 +227,6 @@ class ApplyTest(kill_case.KillCase):
                                         in self._threes()])
 
 
-class CleanTest(kill_case.KillCase):
-    """An operator removes the vGPUs that have no owner."""
-
-    model = 't4'
-    mig = False
-    options = {'mode': 'vgpu', 'vgpu_types': ['T4-4Q']}
-
-    def test_vgpu_clean(self):
-        def prepare():
-            self.name = str(uuid.uuid4())
-            self.process(self._bind)
-
-        def clean(number=None):
-            return self.command('vgpu', 'clean', '--orphans', '--yes',
-                                '--without-cloud', number=number)
-
-        def check():
-            self.assertTrue(clean())
-            self.assertEqual([self.name], self.truth()[1])
-            (entry,) = self.journal()
-            self.assertEqual((self.name, 'bound'),
-                             (entry['handle'], entry['phase']))
-
-        self.sweep(prepare, clean, check)
-        self.say('vgpu clean', 1)
-
-    def _bind(self, running):
-        """Make one vGPU for a handle and two that have no owner."""
-        self.get_ready(running)
-        running.bind(*self.handle(running, self.name))
-        for _ in range(2):
-            privileged_vgpu.create_mdev(kill_case.GPU, _TYPE,
-                                        str(uuid.uuid4()))
-
-
 class RepairCase(kill_case.KillCase):
     """One handle is bound."""
 
@@ -373,12 +337,3 @@ class RequestTest(RepairCase):
         self.sweep(prepare, lambda number: self.look(
             self.claims(), number), check)
         self.say('made again', 3)
-
-    def test_what_cyborg_forgot_is_returned(self):
-        def check():
-            self.look(words.Requests())
-            self.is_gone()
-
-        self.sweep(self.bind, lambda number: self.look(
-            words.Requests(), number), check)
-        self.say('returned')

@@ -5,7 +5,6 @@
 import threading
 import uuid
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -97,7 +96,7 @@ class BindTest(OneGpuCase):
 
     def test_what_a_guest_still_holds_is_removed_by_a_later_report(self):
         server = self.cloud.bind(self.profile(_class('3g.40gb')))
-        world = simulator.Machine.load(self.machine, self.hardware_path)
+        world = self.world
         (handle,) = self.mdevs()
         world.start_guest(handle)
         self.cloud.unbind(server)
@@ -115,7 +114,7 @@ class BindTest(OneGpuCase):
                    for label in ('3g.40gb', '1g.10gb')]
         bound, mdevs = self.everything(), self.mdevs()
         placements = self.placements()
-        simulator.Machine.load(self.machine, self.hardware_path).reboot()
+        self.world.reboot()
         self.assertEqual([], self.placements())
         self.restore()
         self.assertEqual(placements, self.placements())

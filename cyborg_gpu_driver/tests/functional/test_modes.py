@@ -3,7 +3,6 @@
 """Whole GPUs, vGPUs and MIG slices side by side on one host."""
 
 from cyborg_gpu_driver.simulator.driver import mig
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from demo_lib import client
 from demo_lib import nova_part
@@ -109,7 +108,7 @@ class ChangedTest(gpu_cloud.GpuTestCase):
         self.assertEqual({'1g.10gb': (7, 3), '3g.40gb': (2, 2)},
                          self.reserved())
         other = self.cloud.bind(small)
-        world = simulator.Machine.load(self.machine, self.hardware_path)
+        world = self.world
         with world.operation(write=True):
             number = mig.create(world.gpu(A100), 14)
         self.report()

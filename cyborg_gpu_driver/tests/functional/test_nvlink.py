@@ -8,7 +8,6 @@ Placement tells for how many servers of a size there is room.
 import tempfile
 
 from cyborg_gpu_driver.partition import nvlink
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
@@ -32,7 +31,6 @@ class NvlinkCase(gpu_cloud.GpuTestCase):
         self.addCleanup(directory.cleanup)
         self.profiles = {size: self.profile(_CLASS.format(size))
                          for size in _ALL}
-        self.world = simulator.Machine.load(self.machine, self.hardware_path)
 
     def room(self):
         """Return how many groups of each size a server could get."""

@@ -9,7 +9,6 @@ from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
@@ -26,7 +25,6 @@ class OrphanCase(gpu_cloud.GpuTestCase):
         super().setUp()
         self.keystone = self.useFixture(keystone.KeystoneFixture(
             cyborg_app.load_app(), self.roles))
-        self.world = simulator.Machine.load(self.machine, self.hardware_path)
 
     def vgpu(self, *arguments, code=0):
         """Run a command; return its standard output and standard error."""

@@ -24,7 +24,7 @@ from demo_lib import nova_part
 class NvmlTest(outages.OutageCase):
 
     def test_the_driver_is_replaced(self):
-        world = self.world()
+        world = self.world
         world.unload_library(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
         self.assert_said_once('of different versions')
         self.assertEqual(self.both['gpus'], self.everything()['gpus'])

@@ -12,7 +12,6 @@ from cyborg import objects
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -40,7 +39,6 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
         self.keystone = self.useFixture(keystone.KeystoneFixture(
             cyborg_app.load_app()))
         self.keystone.write_clouds(here=self.keystone.auth_url)
-        self.world = simulator.Machine.load(self.machine, self.hardware_path)
         self.log = self.useFixture(fixtures.FakeLogger(
             level='INFO', format='%(name)s %(message)s'))
 

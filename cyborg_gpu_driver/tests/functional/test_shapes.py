@@ -14,7 +14,6 @@ import fixtures
 import pynvml
 import testscenarios
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
@@ -191,7 +190,7 @@ class RebootTest(ShapeCase):
         self.end_agent()
         self.report()
         self.assertEqual(bound, self.everything())
-        simulator.Machine.load(self.machine, self.hardware_path).reboot()
+        self.world.reboot()
         self.assertEqual([], self._vgpus())
         code, _, errors = self.command('layout', 'restore')
         self.assertEqual(0, code, errors)
@@ -236,7 +235,7 @@ class SchedulerTest(ShapeCase):
                      4_000_000)] * 2
         self.assertEqual(expected, self._schedulers())
         self.end_agent()
-        simulator.Machine.load(self.machine, self.hardware_path).reboot()
+        self.world.reboot()
         self.assertEqual([], self._schedulers())
         code, _, errors = self.command('layout', 'restore')
         self.assertEqual(0, code, errors)

@@ -45,12 +45,7 @@ class UnprivilegedTest(base.BaseTestCase):
             'nothing')))
 
     def test_beside_root(self):
-        self.run_tests(gpu_cloud.TWO_GPUS, *(
-            ['root_beside.BesideTest'] if scope.ALL else [
-                f'root_beside.BesideTest.{name}' for name in (
-                    'test_root_is_there_first',
-                    'test_root_makes_the_journal_again',
-                    'test_a_gpu_that_does_not_answer_the_daemon')]))
+        self.run_tests(gpu_cloud.TWO_GPUS, 'root_beside.BesideTest')
 
     def test_a_whole_gpu_is_reset(self):
         self.run_tests(

@@ -4,7 +4,6 @@
 
 import fixtures
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
@@ -67,7 +66,7 @@ class BindTest(VfioCase):
     def test_a_guest_that_outlives_its_server_keeps_its_function(self):
         server = self.bind('CUSTOM_NVIDIA_A100D_40C', _TIME_SLICED)
         (vgpu,) = self.hardware(_TIME_SLICED).vgpus
-        world = simulator.Machine.load(self.machine, self.hardware_path)
+        world = self.world
         world.start_guest(vgpu.function)
         self.cloud.unbind(server)
         self.report()

@@ -55,13 +55,9 @@ class WholeCase(gpu_cloud.GpuTestCase):
         super().setUp()
         self.whole = self.profile('PGPU')
 
-    @property
-    def world(self):
-        """The simulated machine, to change it from outside."""
-        return simulator.Machine.load(self.machine, self.hardware_path)
-
     def driver_of(self, address):
-        return self.world.drivers.of(address)
+        with self.world.operation():
+            return self.world.drivers.of(address)
 
     def inventory(self, address):
         """Return total and reserved; None if the GPU is not offered."""

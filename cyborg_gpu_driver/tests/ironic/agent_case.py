@@ -8,7 +8,6 @@ neither disks nor power control.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pathlib
@@ -27,8 +26,6 @@ from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import layouter
-from cyborg_gpu_driver.baremetal import tree
 from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -148,10 +145,6 @@ class AgentCase(base.BaseTestCase):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o755)
 
-    def found_root(self) -> contextlib.AbstractContextManager[tree.Tree]:
-        """The root file system of the deployed image, as a step finds it."""
-        return layouter.mounted()
-
     def stub(self, name: str, script: str) -> None:
         """Write a stub program that is a shell script."""
         path = self.programs / name
@@ -167,14 +160,6 @@ class AgentCase(base.BaseTestCase):
         for name, script in (('lsblk', _LSBLK), ('parted', _PARTED),
                              ('mount', _MOUNT), ('umount', _UMOUNT)):
             self.stub(name, script.format(**names))
-
-    def managers(self) -> list[hardware.HardwareManager]:
-        """The hardware managers that the agent has loaded, best first."""
-        return hardware.get_managers()
-
-    def dispatch(self, method: str):
-        """The result of the best manager that implements a method."""
-        return hardware.dispatch_to_managers(method)
 
     def steps(self, kind: str, manager: str = MANAGER,
               properties: dict | None = None) -> list[dict]:

@@ -99,16 +99,6 @@ class Node:
         return self.follow(
             lambda node: node.provision_state == state or _failed(node))
 
-    def set_traits(self, *traits: str) -> None:
-        """Set the node's traits as an operator may; usually inspection does.
-        """
-        self._baremetal.set_node_traits(self.uuid, traits)
-
-    def mend(self) -> None:
-        """Declare the node repaired: end its maintenance and manage it."""
-        self._baremetal.unset_node_maintenance(self.uuid)
-        self.change('manage', 'manageable')
-
     def remove(self) -> None:
         """Delete the node from Ironic, whatever its state."""
         self.server.switch_off()

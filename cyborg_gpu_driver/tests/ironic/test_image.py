@@ -12,6 +12,7 @@ from ironic_python_agent import errors
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import layouter
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import agent_case
 
@@ -70,26 +71,12 @@ class DiskCase(agent_case.AgentCase):
         return self.execute('deploy', 'apply_gpu_layout', layout=layout)
 
 
-class RaidTest(DiskCase):
-    """The disk is a software RAID, whose partitions have a p in the name."""
-
-    DISK = 'md0'
-    ROOT = 'md0p2'
-
-    def test_staged(self):
-        self.deploy()
-        with self.mounted():
-            self.assertTrue((self.root / cleaning.LAYOUT_PATH).exists())
-        self.assertIn(f'The root file system is on {self.image}',
-                      self.log.output)
-
-
 class RootTest(agent_case.AgentCase):
 
     MACHINE = None
 
     def found(self):
-        with self.found_root() as root:
+        with layouter.mounted() as root:
             return root.find_program(['usr/bin/cyborg-gpu'])
 
     def test_names_of_partitions(self):

@@ -20,7 +20,6 @@ from diskimage_builder import element_dependencies
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal import cleaning
-from cyborg_gpu_driver.tests import scope
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _ELEMENTS = _ROOT / 'etc' / 'diskimage-builder'
@@ -219,16 +218,6 @@ class RamdiskTest(HooksCase):
             ['unshare', '--mount', 'sh', '-c', _ENTER, 'sh', self.root,
              sys.executable, '-m', 'venv', *options,
              '/opt/ironic-python-agent'], check=True)
-
-    # The hook installs into a tenant's image, in the same way, in each run.
-    @scope.only_in_all
-    def test_an_image(self):
-        self.make_agent()
-        self.run_hooks('extra-data', 'install', 'post-install')
-        self.assertIn('cyborg_gpu_driver',
-                      self.distributions('/opt/ironic-python-agent'))
-        # A ramdisk has no tenant, so it gets no unit.
-        self.assertFalse(self.path('/etc/systemd').exists())
 
     def test_without_the_agent(self):
         self.assertIn(

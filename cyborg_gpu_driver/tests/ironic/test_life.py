@@ -27,7 +27,6 @@ _SEVENTHS = {'sevenths': [{
     'mig-devices': {'1g.10gb': 7}}]}
 _THIRDS = {'thirds': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'3g.40gb': 2}}]}
-_UNHEALTHY = '0000:4b:00.0'
 
 
 class LifeTest(base.TestCase):
@@ -87,25 +86,3 @@ class LifeTest(base.TestCase):
                    'active')
         node.server.boot_system()
         self.assertEqual([2] * 2, node.server.instances())
-
-    @scope.only_in_all
-    def test_an_unhealthy_gpu(self):
-        self.layout(_SLICES)
-        node = self.node('a30x4')
-        gpus = node.server.gpus
-        gpus.set_remapped_rows(_UNHEALTHY, failed=True)
-        found = node.inspect()
-        self.check(found, 'manageable')
-        self.assertEqual(
-            ['CUSTOM_GPU_ARCH_AMPERE', 'CUSTOM_GPU_COUNT_4',
-             'CUSTOM_GPU_MEMORY_24GB', 'CUSTOM_GPU_MODEL_A30',
-             'CUSTOM_GPU_UNHEALTHY_REMAP_FAILED', 'CUSTOM_NVIDIA_20B7'],
-            found.traits)
-        found = node.provide()
-        self.assertEqual('clean failed', found.provision_state)
-        self.assertIn('verify_gpus', found.last_error)
-        self.assertIn(f'GPU {_UNHEALTHY}: a row of its memory could not be '
-                      'remapped', found.last_error)
-        gpus.set_remapped_rows(_UNHEALTHY)
-        node.mend()
-        self.check(node.provide(), 'available')

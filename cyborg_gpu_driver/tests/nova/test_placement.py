@@ -142,11 +142,6 @@ class UtilizationTest(PlacementCase):
         self.prometheus.status = 503
         self.assertEqual(FIRST, self.chosen())
 
-    def test_other_policies_ask_nothing(self):
-        for policy in 'pack', 'spread', 'standalone':
-            self.filtered(self.spec(SMALL, placement=policy))
-        self.assertEqual([], self.prometheus.urls)
-
 
 class SingleHostTest(PlacementCase):
     """With one host, Nova skips the weighers, so the filter chooses."""
@@ -246,11 +241,6 @@ class QuietTest(PlacementCase):
         # What the others suffer counts as well.
         self.assertEqual(SECOND, self.claimed(
             pairs, 'loud', 'calm', 'calm', 'loud'))
-
-    def test_those_that_do_not_fit_are_kept_apart(self):
-        pairs = {'slowdown': {'big': {'big': None, 'small': 9.0}}}
-        self.assertEqual(FIRST, self.claimed(
-            pairs, 'big', 'small', 'small', 'big'))
 
     def test_wrong_file_is_an_error_of_the_option(self):
         error = self.assertRaises(

@@ -14,7 +14,6 @@ LEFT_FREE = ('3g.40gb',)
 """The agent places this 3g so that the half on which a 4g fits is free."""
 RIGHT_FREE = ('3g.40gb', '3g.40gb', '-3g.40gb')
 """Servers that leave the other half free."""
-ALL = 'nova.scheduler.weights.all_weighers'
 FIRST, SECOND = weigher_case.GPUS
 
 
@@ -54,18 +53,6 @@ class HostTest(weigher_case.WeigherCase):
         for state in states:
             weigher_case.in_aggregate(state, gpu_weight_multiplier='7.5')
         self.assertEqual(7.5, self.order(spec, states)['right'])
-
-    def test_other_weighers_have_their_say(self):
-        self.flags(weight_classes=[ALL, weigher_case.WEIGHER],
-                   group='filter_scheduler')
-        spec = self.spec('1g.10gb')
-        states = self.candidates(spec)
-        for state in states:
-            state.cpu_allocation_ratio = 1.0
-            state.free_ram_mb = {'empty': 9000}.get(state.host, 0)
-        self.assertAlmostEqual(1.0, self.order(spec, states)['right'])
-        self.flags(ram_weight_multiplier=9.0, group='filter_scheduler')
-        self.assertEqual('empty', next(iter(self.order(spec, states))))
 
     def test_a_request_without_a_gpu_asks_nothing(self):
         for spec in (self.spec(), self.spec('1g.10gb')):

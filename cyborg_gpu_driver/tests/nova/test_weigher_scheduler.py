@@ -107,12 +107,6 @@ class SchedulerTest(SchedulerCase):
                             'allocations']:
                     self.client.delete(f'/allocations/{server}')
 
-    def test_without_it_nova_finds_no_host_for_the_third(self):
-        self.flags(enabled_filters=[], weight_classes=[],
-                   group='filter_scheduler')
-        self.assertRaises(exception.NoValidHost, self.schedule,
-                          self.spec('4g.40gb', servers=3))
-
     def test_alternates_are_other_hosts(self):
         self.host('three', gpus=(FIRST, SECOND))
         self.flags(max_attempts=4, group='scheduler')
