@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -52,87 +51,62 @@ NVML sees the GPU."""
 
 _AT_BOOT = 'set at each boot'
 _OFF = 'off after a reboot'
-_LEFT = 'left to the deployed system'
 _MODE = {apply.Status.UNCHANGED: 'already set',
          apply.Status.CHANGED: 'set now',
          apply.Status.PENDING: 'set at the reboot'}
 
 
-class Layouter:
-    """Applies a layout to one node.
+def apply_layout(ramdisk: ramdisk_module.Ramdisk, value: Any,
+                 files: Iterable[layout_file.LayoutFile]) -> dict[str, Any]:
+    """Check a layout, put it into the image, and set lasting modes.
 
-    :param mounted: mounts the root file system of the deployed image.
+    A repeated call replaces the layout that the image has.
+
+    :param value: a step's ``layout``, see :func:`.node.entry_of`.
+    :raises DocumentError: if the layout does not suit these GPUs.
+    :raises ChangeRefused: if the layout cannot be put into the image.
+    :raises StepFailed: naming the GPUs whose MIG mode cannot be set.
     """
+    host = ramdisk.snapshot()
+    entry = node.entry_of(value, host.gpus, files)
+    wanted = check(host, entry, ramdisk.ignored(host))
+    gpus = {index: choice.gpus(host)[index] for index in sorted(wanted)}
+    with mounted() as image:
+        there = image.find_program(_PLACES) is not None
+        needed = any(_needs_program(gpu, wanted[index])
+                     for index, gpu in gpus.items())
+        if needed and not there:
+            raise exception.ChangeRefused(
+                f'the deployed image: there is no {PROGRAM} in any of '
+                + ', '.join(f'/{place}' for place in _PLACES)
+                + ', so nothing would partition the GPUs when the system '
+                'boots: build an image that contains cyborg_gpu_driver '
+                "and NVIDIA's driver")
+        # First, so that an unsuitable image leaves the modes unchanged.
+        placed = _stage(image, entry) if there else []
+        modes = _set_modes(ramdisk, gpus, wanted)
+    otherwise = _AT_BOOT if placed else _OFF
+    return {'layout': entry.name, 'staged': placed, 'gpus': [
+        _tell(gpu, wanted[index], modes.get(gpu.address, otherwise))
+        for index, gpu in gpus.items()]}
 
-    def __init__(self, ramdisk: ramdisk_module.Ramdisk, mounted: Callable[
-            [], contextlib.AbstractContextManager[tree.Tree]]):
-        self._ramdisk = ramdisk
-        self._mounted = mounted
 
-    def apply(self, value: Any,
-              files: Iterable[layout_file.LayoutFile] = (),
-              stage: Any = True) -> dict[str, Any]:
-        """Check a layout, put it into the image, and set lasting modes.
+def _set_modes(ramdisk, gpus, wanted):
+    """Set each MIG mode that outlives the restart which follows.
 
-        A repeated call replaces the layout that the image has.
-
-        :param value: a step's ``layout``, see :func:`layouts.entry_of`.
-        :param stage: a step's ``stage``: whether the image gets the layout. If
-            not, the image is not mounted.
-        :raises DocumentError: if the layout does not suit these GPUs.
-        :raises ChangeRefused: if the layout cannot be put into the image.
-        :raises StepFailed: naming the GPUs whose MIG mode cannot be set.
-        """
-        if not isinstance(stage, bool):
-            raise exception.StepFailed(
-                reason=f'stage: found {stage!r}; expected true or false')
-        host = self._ramdisk.snapshot()
-        entry = node.entry_of(value, host.gpus, files)
-        wanted = check(host, entry, self._ramdisk.ignored(host))
-        gpus = {index: choice.gpus(host)[index] for index in sorted(wanted)}
-        if stage:
-            placed, modes = self._put(entry, gpus, wanted)
-            otherwise = _AT_BOOT if placed else _OFF
-        else:
-            placed, modes = [], self._set_modes(gpus, wanted)
-            otherwise = _LEFT
-        return {'layout': entry.name, 'staged': placed, 'gpus': [
-            _tell(gpu, wanted[index], modes.get(gpu.address, otherwise))
-            for index, gpu in gpus.items()]}
-
-    def _put(self, entry, gpus, wanted):
-        """Change image and modes; return paths in the image, and modes."""
-        with self._mounted() as image:
-            there = image.find_program(_PLACES) is not None
-            needed = any(_needs_program(gpu, wanted[index])
-                         for index, gpu in gpus.items())
-            if needed and not there:
-                raise exception.ChangeRefused(
-                    f'the deployed image: there is no {PROGRAM} in any of '
-                    + ', '.join(f'/{place}' for place in _PLACES)
-                    + ', so nothing would partition the GPUs when the system '
-                    'boots: build an image that contains cyborg_gpu_driver '
-                    "and NVIDIA's driver")
-            # First, so that an unsuitable image leaves the modes unchanged.
-            placed = _stage(image, entry) if there else []
-            return placed, self._set_modes(gpus, wanted)
-
-    def _set_modes(self, gpus, wanted):
-        """Set each MIG mode that outlives the restart which follows.
-
-        The mode takes effect with that restart.
-        """
-        outcomes = self._ramdisk.applier.apply_all(
-            [(gpu, wanted[index]) for index, gpu in gpus.items()
-             if wanted[index] is not None and cleaning.keeps_mig_mode(gpu)
-             and not self._ramdisk.ignores(gpu)],
-            apply.Options(mode_only=True, may_reset=False))
-        failed = [ramdisk_module.named(outcome.gpu, outcome.error)
-                  for outcome in outcomes
-                  if outcome.status is apply.Status.FAILED]
-        if failed:
-            raise exception.StepFailed(reason='; '.join(failed))
-        return {outcome.gpu: _MODE[outcome.status] for outcome in outcomes}
+    The mode takes effect with that restart.
+    """
+    outcomes = ramdisk.applier.apply_all(
+        [(gpu, wanted[index]) for index, gpu in gpus.items()
+         if wanted[index] is not None and cleaning.keeps_mig_mode(gpu)
+         and not ramdisk.ignores(gpu)],
+        apply.Options(mode_only=True, may_reset=False))
+    failed = [ramdisk_module.named(outcome.gpu, outcome.error)
+              for outcome in outcomes
+              if outcome.status is apply.Status.FAILED]
+    if failed:
+        raise exception.StepFailed(reason='; '.join(failed))
+    return {outcome.gpu: _MODE[outcome.status] for outcome in outcomes}
 
 
 def check(host: model.Host, entry: layout_file.Entry,

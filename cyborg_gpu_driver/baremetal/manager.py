@@ -45,14 +45,6 @@ _LAYOUT_ARGS = {
             'boot loader is installed: priorities 61 to 79.'),
         'required': True,
     },
-    'stage': {
-        'description': (
-            'Whether to write the layout to the image (default: true). If '
-            'false, the step checks the layout and sets MIG modes that last, '
-            'but does not mount the image: the system must find the layout '
-            'in its metadata.'),
-        'required': False,
-    },
 }
 
 
@@ -99,12 +91,11 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
             **{name: _step(name, abortable=name == cleaning.VERIFY)
                for name in cleaning.CLEAN_PRIORITIES}})
 
-    def apply_gpu_layout(self, node, ports, layout, stage=True
-                         ) -> dict[str, Any]:
+    def apply_gpu_layout(self, node, ports, layout) -> dict[str, Any]:
         """Put a layout into the deployed image, and set lasting modes."""
         with _told(node):
-            return layouter.Layouter(self._ramdisk, layouter.mounted).apply(
-                layout, layout_files.read(CONF), stage)
+            return layouter.apply_layout(self._ramdisk, layout,
+                                         layout_files.read(CONF))
 
     def clear_gpu_partitions(self, node, ports) -> dict[str, Any]:
         """Remove everything that partitions the GPUs."""

@@ -5,12 +5,10 @@
 import os
 import pathlib
 
-import fixtures
 import yaml
 from ironic_python_agent import errors
 
 from cyborg_gpu_driver.baremetal import cleaning
-from cyborg_gpu_driver.baremetal import layouter
 from cyborg_gpu_driver.tests.ironic import agent_case
 
 _STEP = 'apply_gpu_layout'
@@ -143,38 +141,6 @@ class StageTest(LayoutCase):
         self.restart()
         self.deploy(_HALVES)
         self.assertEqual([(False, False), (True, True)], self.modes()[:2])
-
-
-class ElsewhereTest(LayoutCase):
-    """The step writes nothing to the image: the metadata has the layout."""
-
-    def setUp(self):
-        super().setUp()
-        # A step that looks for a partition to mount fails.
-        self.useFixture(fixtures.MockPatchObject(
-            layouter.disk_utils, 'list_partitions',
-            side_effect=AssertionError))
-
-    def test_the_mode_is_set_and_no_image_mounted(self):
-        self.clear()
-        done = self.deploy(_HALVES, stage=False)
-        self.assertEqual([], done['staged'])
-        self.assertEqual([(True, True)] * 4, self.modes())
-        self.assertEqual({'set now'}, {gpu['mig_mode']
-                                       for gpu in done['gpus']})
-
-    def test_hopper(self):
-        self.use('hgx-h100')
-        done = self.deploy('all-3g.40gb', stage=False)
-        self.assertEqual({'left to the deployed system'},
-                         {gpu['mig_mode'] for gpu in done['gpus']})
-
-    def test_the_layout_is_checked(self):
-        self.refused('deploy', _STEP, errors.DeploymentError,
-                     "no layout 'half'", layout='half', stage=False)
-        self.refused('deploy', _STEP, errors.DeploymentError,
-                     "stage: found 'no'; expected true or false",
-                     layout=_HALVES, stage='no')
 
 
 class NoNvmlTest(LayoutCase):
