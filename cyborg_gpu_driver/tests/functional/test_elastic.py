@@ -101,29 +101,17 @@ class CommandsTest(ElasticCase):
         self.assertEqual(code, found, output + errors)
         return json.loads(output)
 
-    def is_shown(self):
-        """Return the mode that all commands show, each with three roles."""
-        gpu = next(row for row in self.rows('gpu', 'list')
-                   if row['address'] == self.gpu)
-        shown = self.rows('gpu', 'show', self.gpu)
-        drawn = next(row for row in self.rows('gpu', 'map')
-                     if row['address'] == self.gpu)
-        self.assertEqual({3}, {len(row['roles'])
-                               for row in (gpu, shown, drawn)})
-        (mode,) = {row['mode'] for row in (gpu, shown, drawn)}
-        return mode
-
-    def check_role(self, profile, role):
-        """Check one role per test: commands run in the agent's process."""
-        self.cloud.bind(profile)
+    def test_role_mig(self):
+        self.cloud.bind(self.slice)
         self.report()
-        self.assertEqual(role, self.is_shown())
+        for row in (self.rows('gpu', 'show', self.gpu), *(
+                row for name in ('list', 'map')
+                for row in self.rows('gpu', name)
+                if row['address'] == self.gpu)):
+            self.assertEqual(('mig', 3), (row['mode'], len(row['roles'])))
         found = self.rows('doctor', code=2)
         # This test has no nova.conf, and nothing else is wrong.
         self.assertEqual(['unknown'], [row['severity'] for row in found])
-
-    def test_role_mig(self):
-        self.check_role(self.slice, 'mig')
 
     def test_offers(self):
         def creatable():

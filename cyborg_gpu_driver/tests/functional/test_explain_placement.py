@@ -78,8 +78,8 @@ _specs = strategies.one_of(strategies.just({}), strategies.fixed_dictionaries(
         'resources1:CUSTOM_NVIDIA_1G_10GB': strategies.just('1')}))
 
 
-class CloudCase(oslotest.BaseTestCase):
-    """Hosts in the released Placement, and nothing else."""
+class AgreementTest(oslotest.BaseTestCase):
+    """Up to two hosts in the released Placement, and nothing else."""
 
     def setUp(self):
         super().setUp()
@@ -98,6 +98,7 @@ class CloudCase(oslotest.BaseTestCase):
             'placement': services.forwarded(
                 self.service.url, 'admin')})).cloud
         self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
+        self.outcomes = {True: 0, False: 0}
 
     def make(self, name, inventories, traits, parent=None):
         """Create a provider with inventories and traits; return its UUID."""
@@ -161,14 +162,6 @@ class CloudCase(oslotest.BaseTestCase):
             self.placement.delete(f'/allocations/{consumer}')
         for provider in self.made:
             self.placement.delete(f'/resource_providers/{provider}')
-
-
-class AgreementTest(CloudCase):
-    """Two hosts with up to three providers each, against real Placement."""
-
-    def setUp(self):
-        super().setUp()
-        self.outcomes = {True: 0, False: 0}
 
     def check(self, hosts, requests):
         """Check the verdict without Placement's answer against Placement's."""

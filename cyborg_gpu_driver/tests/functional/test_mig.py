@@ -2,10 +2,7 @@
 
 """MIG slices cut at bind, on the released Cyborg and Placement."""
 
-import threading
-import uuid
 
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _PROFILES = {
@@ -129,57 +126,3 @@ class BindTest(OneGpuCase):
         for part in ('placement', 'arqs', 'journal'):
             self.assertEqual(self.untouched[part], after[part])
         self.assertEqual(([], {}), (self.placements(), self.mdevs()))
-
-
-class RaceTest(OneGpuCase):
-
-    overrides = {
-        **OneGpuCase.overrides,
-        # Each additional profile makes each of the many reports longer.
-        'gpu_policy:one': {**OneGpuCase.overrides['gpu_policy:one'],
-                           'profiles': '1g.10gb, 7g.80gb'}}
-
-    def test_two_exclusive_binds_at_once(self):
-        rounds = 25 if scope.ALL else 5
-        names = [self.profile(_class('7g.80gb')),
-                 self.profile(_class('1g.10gb'))]
-        outcomes = []
-        for _ in range(rounds):
-            outcomes.append(self._race(names))
-            self.cloud.report()
-            self.assertEqual(self.untouched, self.everything())
-            self.assertEqual(0, self.handles_in_use())
-        self.assertEqual([1] * rounds, outcomes)
-
-    def _race(self, names):
-        """Claim both before either is bound; return how many were bound."""
-        nova = self.cloud.nova
-        claims = []
-        for name in names:
-            server = str(uuid.uuid4())
-            candidate = nova.candidates(name)[0]
-            nova.claim(server, candidate)
-            claims.append((server, nova.request_arqs(server, name,
-                                                     candidate)))
-        barrier = threading.Barrier(len(claims))
-        bound = []
-
-        def bind(server, bindings):
-            barrier.wait()
-            try:
-                nova._bind(server, bindings, 30)
-            except Exception:
-                return
-            bound.append(server)
-
-        threads = [threading.Thread(target=bind, args=claim)
-                   for claim in claims]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(len(bound), len(self.placements()))
-        self.assertEqual(len(bound), len(self.mdevs()))
-        for server, bindings in claims:
-            nova.delete_server(server, list(bindings))
-        return len(bound)

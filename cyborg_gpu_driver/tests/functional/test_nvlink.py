@@ -17,7 +17,7 @@ _ALL = {1: 4, 2: 2, 4: 1}
 """Groups of half a board."""
 
 
-class NvlinkCase(gpu_cloud.GpuTestCase):
+class NvlinkTest(gpu_cloud.GpuTestCase):
 
     starts_reported = True
     overrides = {'gpu': {'policies': 'linked'},
@@ -41,8 +41,6 @@ class NvlinkCase(gpu_cloud.GpuTestCase):
         (arq,) = server.arqs
         return nvlink.from_text(arq['attach_handle_info']['addresses'])
 
-
-class BindTest(NvlinkCase):
 
     def test_groups_exclude_each_other_before_the_bind_returns(self):
         before = self.everything()

@@ -179,15 +179,9 @@ class LostReportTest(ConductorCase):
         self.back = tracker.conductor_api
         tracker.conductor_api = rpcapi.ConductorAPI(topic='nowhere')
 
-    def come_back(self):
-        self.cloud.agent._rt.conductor_api = self.back
-
-    def give_all_back(self):
+    def test_what_is_bound_after_a_report_withdrew_it(self):
         for server in (self.going, self.staying):
             self.cloud.unbind(server)
-
-    def test_what_is_bound_after_a_report_withdrew_it(self):
-        self.give_all_back()
         self.change_policy('one', profiles=['3g.40gb', '1g.10gb'])
         self.report_in_vain()
         # A client that does not know this driver offers it to the scheduler.
@@ -202,7 +196,7 @@ class LostReportTest(ConductorCase):
                 'CUSTOM_NVIDIA_2G_20GB': 1}}},
             'project_id': uuid, 'user_id': uuid,
             'consumer_generation': None, 'consumer_type': 'INSTANCE'})
-        self.come_back()
+        self.cloud.agent._rt.conductor_api = self.back
         self.report()
         self.assertEqual((3, 3), self.reserved()['2g.20gb'])
         self.cloud.placement.delete(f'/allocations/{uuid}')

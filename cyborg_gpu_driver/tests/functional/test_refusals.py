@@ -8,12 +8,16 @@ from cyborg import context
 from cyborg.agent import rpcapi
 from oslo_config import cfg
 
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.functional import test_mig
+from demo_lib import client
+from demo_lib import nova_part
 
 _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
 
 
-class RefusalTest(test_mig.OneGpuCase):
+class RefusalCase(test_mig.OneGpuCase):
 
     overrides = {
         **test_mig.OneGpuCase.overrides,
@@ -22,7 +26,14 @@ class RefusalTest(test_mig.OneGpuCase):
 
     def setUp(self):
         super().setUp()
-        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
+        self.slices = self.profile('CUSTOM_NVIDIA_1G_10GB')
+
+
+class RefusalTest(RefusalCase):
+
+    def setUp(self):
+        super().setUp()
+        server = self.cloud.bind(self.slices)
         info = server.arqs[0]['attach_handle_info']
         self.function = '{domain}:{bus}:{device}.{function}'.format(**info)
         self.type = info['asked_type']
@@ -74,3 +85,51 @@ class RefusalTest(test_mig.OneGpuCase):
             self.driver.unbind(self.function, self.type, self.bound)
             self.assertEqual([], self.placements())
             self.assertEqual({}, self.mdevs())
+
+
+class AllocationTest(RefusalCase):
+    """Requests for accelerators of servers that have claimed none."""
+
+    def steal(self):
+        """Ask for a slice as a user of an old Cyborg can: without Nova."""
+        server = str(uuid.uuid4())
+        bindings = {arq['uuid']: {
+            'hostname': self.cloud.nova.host, 'instance_uuid': server,
+            'device_rp_uuid': self.cloud.provider(
+                self.name('1g.10gb'))['uuid']}
+            for arq in self.cloud.cyborg.create_arqs(self.slices)}
+        error = self.assertRaises(client.ApiError, self.cloud.cyborg.bind,
+                                  bindings)
+        self.assertIn('no allocation', str(error))
+        self.cloud.cyborg.delete_arqs(instance=server)
+
+    def test_a_request_without_an_allocation_gets_nothing(self):
+        self.steal()
+        self.assertEqual([], self.placements())
+        servers = [self.cloud.bind(self.slices) for _ in range(2)]
+        bound = self.placements()
+        self.steal()
+        self.assertEqual(bound, self.placements())
+        # The room is left for those that have an allocation.
+        servers += [self.cloud.bind(self.slices) for _ in range(5)]
+        self.assertEqual(7, len(self.placements()))
+        for server in servers:
+            self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_a_bind_is_refused_before_cyborg_gives_up(self):
+        """A command of the operator holds the GPU."""
+        cfg.CONF.set_override('rpc_response_timeout', 6)
+        self.addCleanup(cfg.CONF.clear_override, 'rpc_response_timeout')
+        with locks.gpu(self.state_path, model.PciAddress.parse(self.gpu),
+                       60.0, 'a command'):
+            self.assertRaises(nova_part.BindFailed, self.cloud.bind,
+                              self.slices)
+        # The refused bind has no effect later.
+        self.report()
+        self.assertEqual([], self.placements())
+        self.assertEqual([], self.journal())
+        self.cloud.unbind(self.cloud.bind(self.slices))
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())

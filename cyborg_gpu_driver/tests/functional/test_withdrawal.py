@@ -89,6 +89,22 @@ class WithdrawalTest(gpu_cloud.GpuTestCase):
         self.assertEqual(self.known, self.handles())
         self.cloud.unbind(self.cloud.bind(large))
 
+    def test_a_running_agent_does_not_read_its_files_again(self):
+        """Another program may be writing them, or the disk may be full."""
+        before = self.everything()
+        path = self.cloud.cloud.config_path
+        with open(path, encoding='utf-8') as stream:
+            text = stream.read()
+        for content in (text.replace(f',{_LARGE}', ''), ''):
+            self.assertNotEqual(text, content)
+            with open(path, 'w', encoding='utf-8') as stream:
+                stream.write(content)
+            self.report()
+            # A worker that the master process has replaced.
+            self.end_agent()
+        self.report()
+        self.assertEqual(before, self.everything())
+
     def test_a_record_that_an_agent_cannot_read_when_it_starts(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
         (claim,) = self.driver._running()._records.claims()
