@@ -90,11 +90,6 @@ class ExtendedMethodsTest(base.DriverCase):
         self.assertEqual(1, len(self.driver._allocate_cyborg_mdevs(
             [request('MDEV', asked_type='nvidia-1', vgpu_mark='x')])))
 
-    def test_a_refusal_can_be_said(self):
-        error = nova_exception.AcceleratorRequestOpFailed(
-            op='attach', msg='the reason')
-        self.assertIn('the reason', str(error))
-
 
 class HostBootTest(test.NoDBTestCase):
     """Assumptions behind the credentials of nova/compute.py."""

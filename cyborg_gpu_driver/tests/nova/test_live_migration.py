@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from lxml import etree
 from nova import conf
 from nova import exception
 from nova import objects
@@ -17,9 +16,6 @@ from nova.objects import pci_device
 from nova.pci import request
 from nova.pci import whitelist
 from nova.tests import fixtures as nova_fixtures
-from nova.tests.fixtures import libvirt as fakelibvirt
-from nova.virt.libvirt import driver as libvirt_driver
-from nova.virt.libvirt import migration
 
 from cyborg_gpu_driver.tests.nova import test_pci_lines
 
@@ -95,21 +91,6 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
         self.assertEqual(set(self.first.vf_addresses[:3]),
                          {device.address for device in chosen})
 
-    def test_the_domain_gets_the_function_of_the_destination(self):
-        self.read(self.write_lines('--no-pci-in-placement'))
-        (chosen,) = self.pools().consume_requests(asked())
-        domain = etree.fromstring(
-            '<domain><devices><hostdev mode="subsystem" type="pci" '
-            'managed="no"><source><address domain="0x0000" bus="0x16" '
-            'slot="0x00" function="0x5"/></source></hostdev></devices>'
-            '</domain>')
-        migration._update_pci_dev_xml(
-            domain, {'0000:16:00.5': chosen.address})
-        found = domain.find('./devices/hostdev/source/address')
-        self.assertEqual(chosen.address, '{}:{}:{}.{}'.format(*(
-            found.get(name).removeprefix('0x')
-            for name in ('domain', 'bus', 'slot', 'function'))))
-
     def test_the_api_refuses_accelerators_of_cyborg(self):
         flavor = objects.Flavor(self.context, extra_specs={
             'accel:device_profile': 'gpu'})
@@ -139,18 +120,3 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
                 spec.get_tags())
             self.assertEqual(expected, 'HW_PCI_LIVE_MIGRATABLE'
                              in provider.traits)
-
-    def test_libvirt_and_qemu_that_nova_wants(self):
-        self.read(self.write_lines())
-        self.connection.fakeLibVersion = self.version(
-            libvirt_driver.MIN_VFIO_PCI_VARIANT_LIBVIRT_VERSION)
-        self.connection.fakeVersion = self.version(
-            libvirt_driver.MIN_VFIO_PCI_VARIANT_QEMU_VERSION)
-        self.driver._check_pci_whitelist()
-        self.connection.fakeVersion = fakelibvirt.FAKE_QEMU_VERSION
-        self.assertRaises(exception.InvalidConfiguration,
-                          self.driver._check_pci_whitelist)
-
-    @staticmethod
-    def version(parts):
-        return parts[0] * 1_000_000 + parts[1] * 1000 + parts[2]

@@ -130,16 +130,3 @@ class ClaimedTest(weigher_case.WeigherCase):
         order = self.order(self.spec('4g.40gb'))
         self.assertEqual([1.0, 1.0, 0.0], list(order.values()))
         self.assertEqual('empty', list(order)[-1])
-
-    def test_a_host_that_says_nothing_weighs_the_mean(self):
-        self.host('bound', '3g.40gb')
-        self.host('empty')
-        spec = self.spec('4g.40gb')
-        states = self.candidates(spec)
-        silent, = self.candidates(spec)[:1]
-        silent.host = silent.nodename = 'silent'
-        silent.allocation_candidates = [{'allocations': {
-            silent.uuid: {'resources': {'VCPU': 1}}}}]
-        order = self.order(spec, [*states, silent])
-        self.assertEqual(['bound', 'silent', 'empty'], list(order))
-        self.assertAlmostEqual(0.5, order['silent'])
