@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import prometheus
-from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import deadline
 
 LOG = logging.getLogger(__name__)
@@ -52,13 +50,11 @@ class Utilization:
     No request waits for Prometheus: :meth:`of` answers from memory, and a
     thread, started at the first use, queries Prometheus. Without an answer,
     or if the last one is too old, the utilization is unknown.
-
-    :raises InvalidConfiguration: if the value is not a URL.
     """
 
     def __init__(self, url: str | None,
                  clock: Callable[[], float] = time.monotonic):
-        self._url = _checked(url)
+        self._url = url
         self._clock = clock
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -122,20 +118,3 @@ class Utilization:
         if self._said.is_new(reason):
             LOG.warning('The utilization of GPUs is not considered, because '
                         'Prometheus does not return it: %s', reason)
-
-
-def _checked(url):
-    if not url:
-        return None
-    try:
-        parts = urllib.parse.urlsplit(url)
-        good = (parts.scheme in ('http', 'https') and parts.hostname
-                and not parts.query and not parts.fragment
-                and parts.port != 0)
-    except ValueError:
-        good = False
-    if not good:
-        raise exception.InvalidConfiguration(
-            group=weigher.GROUP.name, option='prometheus_url', value=url,
-            reason='expected a URL such as http://prometheus:9090')
-    return url
