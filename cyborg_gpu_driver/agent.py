@@ -9,7 +9,9 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -30,6 +32,7 @@ from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
@@ -165,6 +168,14 @@ class Agent:
             functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
             if conf.gpu.os_cloud else None,
             hostname, settings.orphan_grace)
+        self._turn = threading.Lock()
+        """Held by a report, and by the thread that works between two."""
+        self._reported: tuple[names.ReportedDevice, ...] = ()
+        self._released: set[model.PciAddress] = set()
+        """GPUs of mode auto of which a part was just unbound."""
+        self._between = deadline.Repeated(
+            self.look_between, conf.gpu.clean_poll_interval,
+            'cyborg-gpu-tenants')
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.bind`."""
@@ -174,8 +185,11 @@ class Agent:
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.unbind`."""
-        with self._observer.call('unbind'):
-            self._binder.unbind(pci_addr, asked_type, ah_uuid)
+        try:
+            with self._observer.call('unbind'):
+                self._binder.unbind(pci_addr, asked_type, ah_uuid)
+        finally:
+            self._note_release(pci_addr)
 
     @property
     def bind_timeout(self) -> float:
@@ -202,8 +216,14 @@ class Agent:
 
     def _report(self) -> drift.Report:
         self._conditions.clear()
-        with self._observer.report(), locks.report():
-            return self._make_report()
+        with self._turn, self._observer.report(), locks.report():
+            report = self._make_report()
+        if self._conf.gpu.clean_poll_interval and any(
+                map(self._may_be_whole, self._host.host().gpus)):
+            # If no thread can be started now, the next report tries again.
+            with contextlib.suppress(RuntimeError):
+                self._between.start()
+        return report
 
     def _make_report(self) -> drift.Report:
         lost = self._records.check()
@@ -225,6 +245,7 @@ class Agent:
             {address for address, verdict in verdicts.items()
              if verdict.is_unhealthy} | set(self._node.cordons.known()),
             self._earlier.known, capacity.owned(claims, self._node.hostname))
+        self._reported = decided.devices
         self._node.cleaner.look(self._node.wholes(decided.devices), {
             device.address for device in decided.devices if device.stub})
         if self._node.resetter.done:
@@ -240,8 +261,41 @@ class Agent:
 
     def stop(self) -> None:
         """Stop all work between two reports, and close NVML."""
+        self._between.stop()
         self._watcher.stop()
         self._node.platform.nvml.reset()
+
+    def look_between(self) -> None:
+        """Note which whole GPUs servers have got since the last report.
+
+        A server may live less than the time between two reports. Its GPU must
+        not go to the next one before it was reset. A GPU of mode auto whose
+        last part was unbound is made ready for all its roles.
+        """
+        with self._turn, locks.report():
+            released = set()
+            while self._released:
+                released.add(self._released.pop())
+            used = self._node.cleaner.look_at_changed(
+                self._node.wholes(self._reported))
+            if used or released:
+                self._examine(self._make_ready(self._host.refresh()))
+            for address in {*used, *released}:
+                self._node.publish_soon(address)
+
+    def _note_release(self, pci_addr: str) -> None:
+        """Let a GPU of mode auto get its other roles back soon."""
+        with contextlib.suppress(exception.GpuDriverError):
+            address = self._host.owner(model.PciAddress.parse(pci_addr))
+            governing = self._settings.policy_for(self._host.gpu(address))
+            if governing is not None and governing.roles:
+                self._released.add(address)
+                self._between.ask()
+
+    def _may_be_whole(self, gpu: model.Gpu) -> bool:
+        governing = self._settings.policy_for(gpu)
+        return (governing is not None
+                and policy.Mode.PASSTHROUGH in governing.modes)
 
     def held(self) -> tuple[names.ReportedDevice, ...]:
         """Stubs of all GPUs that exist or were reported.

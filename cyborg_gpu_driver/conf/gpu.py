@@ -55,6 +55,13 @@ GPU_OPTS = [
              'memory is found clean. If false, the GPU is offered again at '
              'once, as the server left it. A GPU that the kernel cannot reset '
              'needs false.'),
+    cfg.IntOpt(
+        'clean_poll_interval', default=5, min=0,
+        help='Seconds between two requests to Placement by which the agent '
+             'learns that a server has got a free whole GPU. With '
+             'clean_whole_gpus, a server that lives less than the time '
+             'between two reports is noticed too. 0 asks only in each '
+             'report.'),
     cfg.BoolOpt(
         'health_events', default=True,
         help='Whether to listen for error events of NVML (XIDs), so that the '

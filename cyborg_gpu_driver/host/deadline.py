@@ -26,6 +26,7 @@ from concurrent import futures
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 
 LOG = logging.getLogger(__name__)
 
@@ -235,6 +236,8 @@ os.register_at_fork(after_in_child=_after_fork)
 # the child hangs; the caller continues when its deadline has passed.
 
 _MOST_FILES = 65536
+_STOP_SECONDS = 5.0
+"""How long to wait for a thread that may be stuck in a call."""
 _left: set[int] = set()
 """Children that had not returned by their deadline."""
 
@@ -365,6 +368,56 @@ def ensure_thread(thread: threading.Thread | None, run: Callable[[], object],
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
     return thread
+
+
+class Repeated:
+    """Calls a function in a thread of its own again and again.
+
+    :param act: an error of it is logged once, and the next call tries again.
+    :param seconds: between the end of a call and the next one.
+    """
+
+    def __init__(self, act: Callable[[], object], seconds: float, name: str):
+        self._act = act
+        self._seconds = seconds
+        self._name = name
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._said = log_once.LogOnce()
+
+    def start(self) -> None:
+        """Start the thread, or a new one if it has died.
+
+        :raises RuntimeError: if no thread can be started now.
+        """
+        self._stopping = False
+        self._thread = ensure_thread(self._thread, self._run, self._name)
+
+    def ask(self) -> None:
+        """Make the next call at once."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; a call that does not end keeps it."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._seconds)
+            self._wake.clear()
+            if self._stopping:
+                return
+            try:
+                self._act()
+            except Exception as error:
+                if self._said.is_new(exception.steady(error)):
+                    LOG.exception('%s', self._name)
+            else:
+                self._said.over()
 
 
 def begin_thread(run: Callable[..., object], *arguments: Any, name: str

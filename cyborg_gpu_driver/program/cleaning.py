@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Protocol
 
 from oslo_log import log as logging
@@ -59,6 +61,9 @@ class Tenancy(Protocol):
     def close(self, provider: str, resource_class: str,
               seen: cleaning.Seen) -> cleaning.Seen | None:
         """Close a provider to new allocations."""
+
+    def generations(self, providers: Sequence[str]) -> Mapping[str, int]:
+        """Generation of each provider of the host, in one request."""
 
 
 class Cleaner:
@@ -153,21 +158,55 @@ class Cleaner:
         """
         wholes = tuple(wholes)
         self._leave({*unread, *(whole.gpu.address for whole in wholes)})
+        if self._enabled and self._tenancy is not None:
+            self._look(self._tenancy, wholes)
+
+    def look_at_changed(self, wholes: Iterable[Whole]
+                        ) -> list[model.PciAddress]:
+        """Look at the free GPUs of which servers may have got one just now.
+
+        This makes one request for all GPUs if no provider has changed. It
+        does not see a release, which changes no provider.
+
+        :returns: the GPUs that a server has, or had and that were cleaned.
+        """
         if not self._enabled or self._tenancy is None:
-            return
+            return []
+        free = [(whole, known.generation) for whole in wholes
+                if (known := self._known(whole.gpu.address)) is not None
+                and known.state is _State.FREE
+                and known.generation is not None]
+        if not free:
+            return []
+        try:
+            generations = self._tenancy.generations(
+                [whole.provider for whole, _ in free])
+        except Exception as error:
+            self._tell_unseen(error)
+            return []
+        return self._look(self._tenancy, [
+            whole for whole, generation in free
+            if generations.get(whole.provider, generation) != generation])
+
+    def _look(self, tenancy: Tenancy, wholes: Iterable[Whole]
+              ) -> list[model.PciAddress]:
+        """Returns the GPUs that are or were in use."""
+        used = []
         for whole in wholes:
             try:
-                seen = self._tenancy.seen(whole.provider)
+                seen = tenancy.seen(whole.provider)
             except exception.PlacementRefused as error:
                 self._tell_unseen(error, whole.provider)
                 continue
             except Exception as error:
                 # Placement would not answer for the other GPUs either.
                 self._tell_unseen(error)
-                return
+                break
             self._said.over()
             self._said.over(whole.provider)
-            self._follow(self._tenancy, whole, seen)
+            if self._follow(tenancy, whole, seen):
+                used.append(whole.gpu.address)
+        return used
 
     def _leave(self, kept: Collection[model.PciAddress]) -> None:
         """End the time of servers whose GPUs are not looked at any more.
@@ -198,7 +237,8 @@ class Cleaner:
                         'again.', reason)
 
     def _follow(self, tenancy: Tenancy, whole: Whole,
-                seen: cleaning.Seen | None) -> None:
+                seen: cleaning.Seen | None) -> bool:
+        """Returns whether a server has the GPU, or had it until now."""
         address = whole.gpu.address
         before = self._known(address)
         known = cleaning.following(before, seen)
@@ -210,6 +250,7 @@ class Cleaner:
             self._clean(tenancy, whole, known, seen)
         elif known.state is _State.FREE:
             self._warn_of_no_reset(whole.gpu)
+        return known.withheld
 
     def _tell(self, address: model.PciAddress,
               before: cleaning.Known | None, known: cleaning.Known,

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
@@ -69,6 +70,8 @@ class ReservedWriter:
         opens them, unless it finds that they have to be closed."""
         self._own: collections.Counter[str] = collections.Counter()
         """How often this object has written each provider."""
+        self._turns = lockutils.Semaphores()
+        """One for each provider, so that no read counts half a write."""
 
     def write(self, wanted: Iterable[Inventory]) -> None:
         """Write what differs from what was last seen; for a bind.
@@ -153,8 +156,10 @@ class ReservedWriter:
 
         :raises Exception: what the client raises.
         """
-        ours = self._own[provider]
-        found = self._tree.get(f'/resource_providers/{provider}/allocations')
+        with self._turns.get(provider):
+            ours = self._own[provider]
+            found = self._tree.get(
+                f'/resource_providers/{provider}/allocations')
         return None if found is None else cleaning.Seen(
             tuple(sorted(found['allocations'])),
             found['resource_provider_generation'], ours)
@@ -273,10 +278,12 @@ class ReservedWriter:
     def _store(self, provider: str, url: str, body: Mapping[str, Any],
                reserved: int) -> Any:
         """Write an inventory that was just read; return the response."""
-        response = self._tree.client.put(
-            url, dict(body, reserved=reserved), version=publishing.VERSION)
+        with self._turns.get(provider):
+            response = self._tree.client.put(
+                url, dict(body, reserved=reserved),
+                version=publishing.VERSION)
+            self._own[provider] += response.status_code == 200
         if response.status_code == 200:
-            self._own[provider] += 1
             self._written[provider] = (
                 body['total'] - reserved,
                 publishing.content(response, f'PUT {url}')[

@@ -74,6 +74,8 @@ class CloudFixture(fixtures.Fixture):
         # Its thread would outlive the test and get events of the next
         # test's GPUs.
         gpu.setdefault('health_events', False)
+        # Tests call Agent.look_between where they need it.
+        gpu.setdefault('clean_poll_interval', 0)
         self.cloud = cloud.Cloud(self.directory,
                                  self._templates or make_templates(),
                                  self._host, self._drivers, self._overrides)

@@ -17,6 +17,7 @@ import pynvml
 from cyborg import context
 from cyborg.objects import attach_handle
 
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -125,6 +126,12 @@ class GpuTestCase(base.TestCase):
         """Report twice: Cyborg creates the providers in the first report."""
         self.cloud.report()
         self.cloud.report()
+
+    def look_between(self):
+        """Do what the agent's thread does between two reports."""
+        agent = self.driver._running()
+        agent.look_between()
+        agent._publisher.settle(model.PciAddress.parse(self.gpu))
 
     def restore(self):
         """Run what the systemd unit runs before nova-compute starts."""

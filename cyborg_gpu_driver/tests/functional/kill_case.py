@@ -160,7 +160,8 @@ class KillCase(base.BaseTestCase):
             os.path.join(self.directory, 'cyborg.conf'),
             {'gpu': {'simulate': self.host, 'policies': 'p',
                      'simulate_state': self.hardware,
-                     'state_path': self.state_path, 'health_events': False},
+                     'state_path': self.state_path, 'health_events': False,
+                     'clean_poll_interval': 0},
              'gpu_policy:p': options})
 
     def process(self, work, number=None):

@@ -130,6 +130,24 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual((0, 0), self.inventory())
         self.assertEqual(['returned', 'cleaned'], self.whats())
 
+    def test_a_server_that_lives_less_than_a_report(self):
+        for number in range(1, 3):
+            self.cloud.unbind(self.cloud.bind(self.whole))
+            self.look_between()
+            self.assertEqual((number, (0, 0)),
+                             (self.resets(), self.inventory()))
+        last = self.cloud.bind(self.whole)
+        self.look_between()
+        self.assertEqual(gpu_cloud.USED, self.inventory())
+        self.cloud.unbind(last)
+        self.report()
+        self.assertEqual((0, 0), self.inventory())
+        self.assertEqual('vfio-pci', self.hardware().driver)
+        self.assertEqual(
+            ['returned', 'cleaned'] * 2 + ['given', 'returned', 'cleaned'],
+            self.whats())
+        self.assertNotIn('may not have been reset', self.log.output)
+
     def test_a_gpu_that_is_busy_stays_reserved_until_it_is_not(self):
         server = self.cloud.bind(self.whole)
         self.world.attach_whole(self.gpu)

@@ -79,7 +79,7 @@ class ElasticTest(ElasticCase):
         self.report()
         self.assert_closed('passthrough', '1g.10gb', '3g.40gb')
         self.cloud.unbind(server)
-        self.report()
+        self.look_between()
         self.assertEqual(IDLE, self.reserved())
 
     def test_a_whole_gpu_decides_and_gives_back(self):

@@ -148,6 +148,28 @@ class TestAgent(AgentCase):
         self.assertIsNone(records.read(entry.gpu).health)
 
 
+class TestBetweenReports(AgentCase):
+
+    options = {'mode': 'auto', 'roles': ['passthrough', 'mig']}
+
+    def start(self):
+        self.looked = threading.Event()
+        self.patch(agent.Agent, 'look_between',
+                   lambda _agent: self.looked.set())
+        self.conf.set_override('clean_poll_interval', 3600, group='gpu')
+        super().start()
+
+    def test_an_unbind_wakes_the_thread_of_the_agent(self):
+        asked = next(
+            (str(handle.address), handle.asked_type, str(uuid.uuid4()))
+            for item in self.devices[0].deployables
+            for handle in item.handles if item.offer.profile == '1g.6gb')
+        self.agent.bind(*asked)
+        self.assertFalse(self.looked.is_set())
+        self.agent.unbind(*asked)
+        self.assertTrue(self.looked.wait(60))
+
+
 class TestAgentOfGroups(AgentCase):
 
     bridges = (('0000:17:00.0', '0000:65:00.0'),

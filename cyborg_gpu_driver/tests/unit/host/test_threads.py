@@ -2,6 +2,7 @@
 
 """Threads that the operating system does not start at once."""
 
+import queue
 import threading
 from unittest import mock
 
@@ -30,6 +31,33 @@ class AliveTest(base.BaseTestCase):
         thread.join(_SECONDS)
         self.over.clear()
         self.assertTrue(self.alive(thread).is_alive())
+
+
+class RepeatedTest(base.BaseTestCase):
+
+    def test_an_error_ends_neither_the_thread_nor_the_log(self):
+        log = self.useFixture(fixtures.FakeLogger())
+        called = queue.Queue()
+
+        def act():
+            called.put(threading.current_thread())
+            raise OSError('no room')
+
+        repeated = deadline.Repeated(act, 0.0, 'the test')
+        repeated.start()
+        repeated.start()
+        self.assertEqual(1, len({called.get(timeout=_SECONDS)
+                                 for _ in range(3)}))
+        repeated.stop()
+        self.assertEqual(1, log.output.count('Traceback'))
+
+    def test_it_waits_unless_it_is_asked(self):
+        called = threading.Event()
+        repeated = deadline.Repeated(called.set, 10 * _SECONDS, 'the test')
+        repeated.start()
+        self.addCleanup(repeated.stop)
+        repeated.ask()
+        self.assertTrue(called.wait(_SECONDS))
 
 
 class BeginTest(base.BaseTestCase):

@@ -47,6 +47,10 @@ class Ledger:
         return states.Seen(tuple(sorted(self.tenants)), self.generation,
                            self.ours)
 
+    def generations(self, providers):
+        return {provider: self.seen(provider).generation
+                for provider in providers}
+
     def close(self, provider, resource_class, seen):
         if self.generation != seen.generation:
             return None
@@ -169,6 +173,27 @@ class TenantsTest(CleaningCase):
             after[name] for name in ('driver', 'processes',
                                      'memory_used_mib', 'memory_mib')))
         self.assertTrue(after['uuid'].startswith('GPU-'))
+
+    def test_between_two_reports(self):
+        self.assertEqual([], self.look_at_changed())
+        self.ledger.allocate('server')
+        self.assertEqual([self.address], self.look_at_changed())
+        self.assertTrue(self.withheld())
+        self.ledger.delete('server')
+        # No request shows this, and a used GPU is not asked about.
+        self.assertEqual([], self.look_at_changed())
+        self.look()
+        self.ledger.allocate('second')
+        self.ledger.delete('second')
+        self.assertEqual([self.address], self.look_at_changed())
+        self.assertEqual(2, self.resets())
+        self.ledger.answers = False
+        self.assertEqual([], self.look_at_changed())
+        self.assertEqual(1, self.log.output.count('Cannot read from'))
+
+    def look_at_changed(self):
+        return self.cleaner.look_at_changed([cleaning.Whole(
+            self.live.gpu(self.address), 'provider', 'PGPU')])
 
     def test_who_may_have_got_it_uncleaned_is_named(self):
         self.ledger.allocate('first')
