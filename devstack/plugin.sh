@@ -33,7 +33,7 @@ case "$1/${2:-}" in
             echo_summary "Configuring cyborg_gpu_driver"
             configure_cyborg_gpu_agent
             # Only on a machine that has the library.
-            if [[ -n "$CYBORG_GPU_PLACEMENT" ]] \
+            if [[ -n "$CYBORG_GPU_STRATEGY" ]] \
                     && is_service_enabled n-sch; then
                 configure_cyborg_gpu_scheduler
             fi

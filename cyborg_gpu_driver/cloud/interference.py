@@ -304,7 +304,7 @@ class Guests:
         return self._cloud.error(
             f'{problem}. Each pair needs one GPU with room for two servers of '
             'this flavor: choose a flavor with a slice or vGPU of a GPU that '
-            'has room, gpu:placement=pack, or another --host')
+            'has room, gpu:strategy=pack, or another --host')
 
     def _settled(self, server):
         """Wait for a server; return its host, and why it failed, if it did.

@@ -56,7 +56,7 @@ GPU_OPTS = [
              'once, as the server left it. A GPU that the kernel cannot reset '
              'needs false.'),
     cfg.IntOpt(
-        'clean_poll_interval', default=5, min=0,
+        'clean_poll_interval', default=5, min=0, advanced=True,
         help='Seconds between two requests to Placement by which the agent '
              'learns that a server has got a free whole GPU. With '
              'clean_whole_gpus, a server that lives less than the time '
@@ -80,7 +80,7 @@ GPU_OPTS = [
         help='XIDs that never make a GPU unhealthy, in addition to XIDs of '
              "applications and those that NVIDIA's catalogue says to ignore."),
     cfg.IntOpt(
-        'nvml_timeout', default=30, min=1,
+        'nvml_timeout', default=30, min=1, advanced=True,
         help='Seconds that NVML may take to read or change one GPU, and '
              'that a write to a file of the driver in sysfs may take. A GPU '
              'that takes longer counts as not answering: nothing new is '
@@ -90,7 +90,7 @@ GPU_OPTS = [
              '[DEFAULT] rpc_response_timeout, which is how long Cyborg '
              'waits.'),
     cfg.IntOpt(
-        'bind_timeout', min=1,
+        'bind_timeout', min=1, advanced=True,
         help='Seconds that a bind may take from its arrival. A bind that '
              'takes longer, because a command holds the GPU or NVML is slow, '
              'is refused or rolled back. Choose less than [DEFAULT] '
@@ -108,7 +108,7 @@ GPU_OPTS = [
              'asked as the user of [placement]. If the user also has the role '
              'service, the requests of deleted servers are deleted.'),
     cfg.IntOpt(
-        'orphan_grace', default=300, min=0,
+        'orphan_grace', default=300, min=0, advanced=True,
         help='Seconds to wait before an apparent leftover counts as one: '
              'before a bound handle without an accelerator request is '
              'unbound, before the request of a deleted server is deleted, and '
@@ -209,7 +209,7 @@ POLICY_OPTS = [
              'unset, the scheduler is not changed. mixed_sizes excludes '
              'fixed-share.'),
     cfg.IntOpt(
-        'vgpu_time_slice', min=1,
+        'vgpu_time_slice_us', min=1,
         help='Time slice of vgpu_scheduler, in microseconds. If unset, '
              "NVIDIA's driver chooses it, and drivers from 595 on always do."),
     cfg.BoolOpt(

@@ -31,7 +31,7 @@ _ONLY_IN = {
     (policy.Mode.NVLINK.value,): ('nvlink_sizes',),
     (policy.Mode.VGPU.value, policy.Mode.MIG.value): (
         'vgpu_types', 'max_instances', 'fixed_vgpus', 'vgpu_scheduler',
-        'vgpu_time_slice'),
+        'vgpu_time_slice_us'),
 }
 """Options by the only modes that support them."""
 
@@ -182,7 +182,7 @@ def _policy(conf, name):
         fixed_vgpus=_counts(values, group, 'fixed_vgpus'),
         mixed_sizes=values.mixed_sizes,
         scheduler=_scheduler(values, group),
-        time_slice=_nanoseconds(values.vgpu_time_slice),
+        time_slice=_nanoseconds(values.vgpu_time_slice_us),
         isolated=values.isolation == _PROJECT,
         roles=tuple(policy.Mode(role) for role in values.roles),
         nvlink_not_isolated=values.nvlink_not_isolated,
@@ -248,9 +248,9 @@ def _check_scheduler(values, group):
         raise validation.invalid(
             group, 'vgpu_scheduler', scheduler.value,
             'mixed_sizes needs best-effort or equal-share')
-    time_slice = values.vgpu_time_slice
+    time_slice = values.vgpu_time_slice_us
     if time_slice and scheduler is None:
-        raise validation.invalid(group, 'vgpu_time_slice', time_slice,
+        raise validation.invalid(group, 'vgpu_time_slice_us', time_slice,
                                  'needs vgpu_scheduler')
 
 

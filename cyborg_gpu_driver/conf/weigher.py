@@ -17,12 +17,12 @@ OPTS = [
         'gpu_weight_multiplier', default=1.0,
         help='Multiplier of the weight, which is between 0 and 1, as that of '
              'other weighers is. A negative value has the same effect as its '
-             'absolute value with ``placement = spread``, unless the flavor '
-             'has ``gpu:placement``. With 0 the weigher has no effect and '
+             'absolute value with ``strategy = spread``, unless the flavor '
+             'has ``gpu:strategy``. With 0 the weigher has no effect and '
              'reads nothing. Metadata of a host aggregate with the same name '
              'overrides the option for the hosts in the aggregate.'),
     cfg.StrOpt(
-        'placement', default='pack',
+        'strategy', default='pack',
         choices=[
             ('pack', 'the GPU where the request costs the least remaining '
                      'capacity; of equal GPUs the fullest'),
@@ -31,7 +31,7 @@ OPTS = [
                            'first those with servers of the same project'),
             ('quiet', 'the GPU where servers slow each other down least')],
         help='Which GPU to prefer for a server whose flavor has no '
-             '``gpu:placement``, which takes the same values.'),
+             '``gpu:strategy``, which takes the same values.'),
     cfg.StrOpt(
         'interference_file',
         help='JSON file with the slowdown of each application beside each '

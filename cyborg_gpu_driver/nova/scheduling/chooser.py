@@ -374,7 +374,7 @@ def policy_of(wish, host) -> placement.Placement:
     """Return the placement policy to apply on a host."""
     return wish.placement or (
         placement.Placement.SPREAD if multiplier(host) < 0
-        else placement.Placement(CONF.gpu_weigher.placement))
+        else placement.Placement(CONF.gpu_weigher.strategy))
 
 
 def put_best_first(candidates, figures) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 
-PLACEMENT = 'gpu:placement'
+PLACEMENT = 'gpu:strategy'
 """Extra spec of a flavor: one of :class:`Placement`."""
 APPLICATION = 'gpu:application'
 """Extra spec of a flavor: the application that its servers run, as the

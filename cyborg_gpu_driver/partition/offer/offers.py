@@ -109,7 +109,7 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
             scheduler and not scheduler.takes_slice for scheduler in (
                 gpu.scheduler, *(instance.scheduler for instance in (
                     gpu.mig.instances if gpu.mig else ())))):
-        found.append(f'{where}vgpu_time_slice: has no effect, because '
+        found.append(f'{where}vgpu_time_slice_us: has no effect, because '
                      'drivers from 595 on set the time slice themselves')
     if (policy.mode in (policies.Mode.MIG, policies.Mode.VGPU)
             and vgpu_type.types_of(gpu)):

@@ -222,7 +222,7 @@ class SchedulerTest(ShapeCase):
 
     def _policy(self):
         return {**super()._policy(), 'vgpu_scheduler': 'fixed-share',
-                'vgpu_time_slice': 4000}
+                'vgpu_time_slice_us': 4000}
 
     def _schedulers(self):
         return [(item.scheduler.policy, item.scheduler.time_slice)

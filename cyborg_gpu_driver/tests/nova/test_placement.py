@@ -53,7 +53,7 @@ class PolicyTest(PlacementCase):
                 self.spec(SMALL, placement=policy)), policy)
 
     def test_option_decides_for_the_others(self):
-        self.flags(placement='quiet', group='gpu_weigher')
+        self.flags(strategy='quiet', group='gpu_weigher')
         self.assertEqual(('mine', SECOND), self.best(self.spec(SMALL)))
         self.assertEqual(('theirs', FIRST), self.best(
             self.spec(SMALL, placement='pack')))
@@ -86,7 +86,7 @@ class PolicyTest(PlacementCase):
         logged = self.useFixture(fixtures.FakeLogger())
         self.assertEqual([], self.filtered(
             self.spec(SMALL, placement='tight')))
-        for part in ('gpu:placement', 'm1.gpu', "'tight'",
+        for part in ('gpu:strategy', 'm1.gpu', "'tight'",
                      'pack, spread, standalone, quiet'):
             self.assertIn(part, logged.output)
 
@@ -264,14 +264,14 @@ class ExtraSpecTest(weigher_case.WeigherCase):
             {*validators.NAMESPACES, 'gpu'}))
 
     def test_right(self):
-        for key, value in (('gpu:placement', 'quiet'),
+        for key, value in (('gpu:strategy', 'quiet'),
                            ('gpu:application', 'LAMMPS-2'),
                            ('gpu:prefer:CUSTOM_GPU_ARCH_HOPPER', '-2.5')):
             validators.validate(key, value)
 
     def test_wrong(self):
         for key, value in itertools.chain(
-                (('gpu:placement', 'tight'), ('gpu:application', ' '),
+                (('gpu:strategy', 'tight'), ('gpu:application', ' '),
                  ('gpu:plaecment', 'pack')),
                 (('gpu:prefer:CUSTOM_X', value)
                  for value in ('', 'much', 'nan', '1e9'))):

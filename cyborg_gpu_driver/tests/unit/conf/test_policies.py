@@ -165,7 +165,7 @@ class PoliciesTest(base.BaseTestCase):
             max_instances = A40-4Q:6, nvidia-560 : 2
             mixed_sizes = true
             vgpu_scheduler = equal-share
-            vgpu_time_slice = 2000
+            vgpu_time_slice_us = 2000
             ''').policies
         self.assertEqual((('A40-4Q', 6), ('nvidia-560', 2)),
                          one.max_instances)
@@ -181,7 +181,7 @@ class PoliciesTest(base.BaseTestCase):
             mode = mig
             vgpu_types = DC-1-8Q
             vgpu_scheduler = fixed-share
-            vgpu_time_slice = 3000
+            vgpu_time_slice_us = 3000
             ''').policies
         self.assertEqual((model.SchedulerPolicy.FIXED_SHARE, 3_000_000),
                          (one.scheduler, one.time_slice))
@@ -221,7 +221,7 @@ class PoliciesTest(base.BaseTestCase):
                          '] profiles = 1g.10gb: only supported by mode mig')
             for line in ('vgpu_types = A40-4Q', 'max_instances = A40-4Q:1',
                          'vgpu_scheduler = best-effort',
-                         'vgpu_time_slice = 5', 'isolation = project'):
+                         'vgpu_time_slice_us = 5', 'isolation = project'):
                 self.refused((f'mode = {mode}', line), line.split()[0],
                              'only supported by mode vgpu and mode mig')
 
@@ -268,7 +268,7 @@ class PoliciesTest(base.BaseTestCase):
         self.refused((*lines, 'mixed_sizes = true',
                       'vgpu_scheduler = fixed-share'), 'vgpu_scheduler',
                      'best-effort or equal-share')
-        self.refused((*lines, 'vgpu_time_slice = 5'), 'vgpu_time_slice',
+        self.refused((*lines, 'vgpu_time_slice_us = 5'), 'vgpu_time_slice_us',
                      'needs vgpu_scheduler')
         self.refused((*lines, 'isolation = project',
                       'fixed_vgpus = A40-4Q:1'), 'isolation', 'fixed_vgpus')

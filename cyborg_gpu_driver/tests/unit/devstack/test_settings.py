@@ -49,8 +49,8 @@ class RefusedTest(case.PluginTest):
                  {'CYBORG_GPU_STATE_PATH': 'state'}),
                 ('CYBORG_GPU_STATE_PATH=/: expected an absolute path',
                  {'CYBORG_GPU_STATE_PATH': '/'}),
-                ('CYBORG_GPU_PLACEMENT=tight: expected pack, spread, '
-                 'standalone or quiet', {'CYBORG_GPU_PLACEMENT': 'tight'}),
+                ('CYBORG_GPU_STRATEGY=tight: expected pack, spread, '
+                 'standalone or quiet', {'CYBORG_GPU_STRATEGY': 'tight'}),
                 ('CYBORG_GPU_FLAVOR_RAM=8G: expected a whole number',
                  {'CYBORG_GPU_FLAVOR_RAM': '8G'}),
                 ('CYBORG_GPU_FLAVOR=m1.gpu needs CYBORG_GPU_PROFILE',

@@ -129,7 +129,7 @@ class PhasesTest(case.PluginTest):
             path.write_text('[filter_scheduler]\nenabled_filters = A,B\n',
                             encoding='utf-8')
             self.stack('post-config', services=services, settings={
-                **case.SIMULATED, 'CYBORG_GPU_PLACEMENT': policy})
+                **case.SIMULATED, 'CYBORG_GPU_STRATEGY': policy})
             lines = path.read_text(encoding='utf-8').splitlines()
             self.assertEqual(expected, len(lines) > 2, (policy, services))
         conf = cfg.ConfigOpts()
@@ -146,7 +146,7 @@ class PhasesTest(case.PluginTest):
             set(conf.filter_scheduler.available_filters))
         self.assertIn('cyborg_gpu_driver.nova.weigher.GpuWeigher',
                       conf.filter_scheduler.weight_classes)
-        self.assertEqual('quiet', conf.gpu_weigher.placement)
+        self.assertEqual('quiet', conf.gpu_weigher.strategy)
 
     def test_a_compute_node_makes_nothing_in_the_cloud(self):
         record = self.stack(settings=case.SIMULATED,

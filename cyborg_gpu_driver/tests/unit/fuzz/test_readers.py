@@ -252,7 +252,7 @@ ROWS = {
                 ''.join),)),
     'extra specs': (150, _plain(checks.extra_specs), (strategies.dictionaries(
         strategies.one_of(strategies.sampled_from((
-            'gpu:placement', 'gpu:application', 'gpu:prefer:CUSTOM_X',
+            'gpu:strategy', 'gpu:application', 'gpu:prefer:CUSTOM_X',
             'gpu:prefer:x')), base.TEXTS.map('gpu:prefer:{}'.format)),
         strategies.one_of(base.TEXTS, strategies.floats(),
                           strategies.integers())),)),

@@ -63,7 +63,7 @@ class WishTest(base.BaseTestCase):
                 ('CUSTOM_GPU_ARCH_HOPPER', 2.5),
                 ('CUSTOM_GPU_NUMA_1', -1.0))),
             placement.wish({
-                'gpu:placement': 'quiet', 'gpu:application': 'LAMMPS',
+                'gpu:strategy': 'quiet', 'gpu:application': 'LAMMPS',
                 'gpu:prefer:CUSTOM_GPU_NUMA_1': '-1',
                 'gpu:prefer:CUSTOM_GPU_ARCH_HOPPER': '2.5',
                 'accel:device_profile': 'gpu'}, 'm1'))
@@ -73,7 +73,7 @@ class WishTest(base.BaseTestCase):
 
     def test_error_says_what_would_be_right(self):
         for key, value, expected in (
-                ('gpu:placement', 'tight', 'pack, spread, standalone, quiet'),
+                ('gpu:strategy', 'tight', 'pack, spread, standalone, quiet'),
                 ('gpu:application', 'a b', 'letters, digits'),
                 ('gpu:prefer:hopper', '1', 'trait'),
                 *(('gpu:prefer:CUSTOM_X', value, 'number')

@@ -84,7 +84,7 @@ class TestOffers(SimulatedCase):
         (said,) = offers.check_policy(dataclasses.replace(
             gpu, scheduler=dataclasses.replace(gpu.scheduler,
                                                takes_slice=False)), rules)
-        self.assertIn('vgpu_time_slice: has no effect', said)
+        self.assertIn('vgpu_time_slice_us: has no effect', said)
 
     def test_fewer_functions_than_handles(self):
         """Handles that may be bound side by side never share a function.
