@@ -131,10 +131,6 @@ class _Node(node.Node):
 class Agent:
     """One host's GPUs as Cyborg sees them.
 
-    :param conf: with ``[gpu]`` registered.
-    :param settings: the operator's policies.
-    :param hostname: hypervisor_hostname, which names the providers.
-    :param placement: creates a client of Placement.
     :param mdev_problem: why no handle of type MDEV can be served; ``''`` if
         all can.
     """

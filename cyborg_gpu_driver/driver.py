@@ -74,7 +74,6 @@ class GPUDriver(base.GPUDriver):
         If the report fails, the driver tells Cyborg to leave everything as it
         is, and logs the reason once.
 
-        :returns: list of ``cyborg.objects`` DriverDevice.
         :raises Exception: if the last report is not available either. The
             agent then loses the reports of all its drivers until the next
             report. But an empty list would delete all devices of this driver.
@@ -188,10 +187,7 @@ def _stop(reference: weakref.ReferenceType[GPUDriver]) -> None:
 
 
 def _check_placement(group: cfg.ConfigOpts.GroupAttr) -> None:
-    """Check that ``[placement]`` has credentials.
-
-    :raises InvalidConfiguration: if it has none.
-    """
+    """Check that ``[placement]`` has credentials."""
     if not (group.auth_type or group.auth_section):
         raise exception.InvalidConfiguration(
             group='placement', option='auth_type', value=group.auth_type,

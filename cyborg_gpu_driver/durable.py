@@ -31,8 +31,6 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
     """Replace a file atomically and sync it to the disk.
 
     :param kind: what the file is, checked when it is read.
-    :param content: a value that JSON can represent.
-    :raises JournalError: if the directory cannot be written.
     """
     directory = os.path.dirname(path)
     text = _text(content)
@@ -62,7 +60,6 @@ def mark(path: str) -> tuple[int, ...] | None:
 def read(path: str, kind: str, version: int) -> Any:
     """The content that :func:`write` put there; None without a file.
 
-    :param version: the version that the caller reads.
     :raises JournalUnreadable: if this process cannot read the file.
     :raises JournalError: if the file is of another kind, or damaged.
     """
@@ -117,8 +114,6 @@ def regular(path: str, flags: int) -> int:
     """Open a regular file only: for the ``opener`` of :func:`open`.
 
     Without O_NONBLOCK, the open of a FIFO waits for another process.
-
-    :raises OSError: if it is something else.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -143,8 +138,6 @@ def make_directory(path: str) -> None:
     command runs as root and cyborg-agent as its own user, and both write
     here. The directory gets its owner before its name, so that a process
     that is killed leaves nothing that the agent cannot use.
-
-    :raises OSError: if one cannot be created.
     """
     if os.path.isdir(path):
         return
@@ -156,8 +149,6 @@ def make_directory(path: str) -> None:
 
 def make_file(path: str) -> None:
     """Create an empty file, unless it exists, as :func:`make_directory` does.
-
-    :raises OSError: if it cannot be created, or is no regular file.
     """
     if os.path.isfile(path):
         return
@@ -179,9 +170,6 @@ def keep_aside(path: str) -> str:
     """Keep a copy of an unusable file, which remains until it is replaced.
 
     If the file was not replaced after an earlier call, this is the same copy.
-
-    :returns: the path of the copy.
-    :raises JournalError: if the copy cannot be made.
     """
     for kept in glob.glob(f'{glob.escape(path)}.unusable-*'):
         if mark(kept) == mark(path):

@@ -25,9 +25,6 @@ class HostParts:
 
     So a process that only forks another one opens nothing, and a command
     creates only what it needs.
-
-    :param conf: with ``[gpu]`` registered.
-    :param settings: the operator's policies; None reads them from ``conf``.
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
@@ -37,10 +34,7 @@ class HostParts:
 
     @functools.cached_property
     def settings(self) -> policies.Settings:
-        """The operator's policies.
-
-        :raises InvalidConfiguration: naming what is wrong.
-        """
+        """The operator's policies."""
         return self._settings or policies.read(self.conf)
 
     @functools.cached_property
@@ -50,10 +44,7 @@ class HostParts:
 
     @functools.cached_property
     def platform(self) -> platform.Platform:
-        """The machine itself, real or simulated.
-
-        :raises HostUnusable: if ``[gpu] simulate`` names none.
-        """
+        """The machine itself, real or simulated."""
         return platform.from_conf(self.conf)
 
     @functools.cached_property

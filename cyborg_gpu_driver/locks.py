@@ -67,7 +67,6 @@ def gpu(state_path: str, address: model.PciAddress,
     :param state_path: ``[gpu] state_path``; the files lie below ``locks``.
     :param seconds: how long to wait; None for :data:`REPORT_SECONDS`, or what
         :func:`report` has left of them.
-    :param purpose: what the lock is for, for people.
     :raises LockTimeout: on entry, if the wait takes longer.
     :raises JournalError: on entry, if the lock cannot be used at all.
     """
@@ -86,8 +85,6 @@ def to_read(state_path: str, address: model.PciAddress
 
     Without ``state_path``, nobody has held a GPU yet. Then a diagnosis
     creates nothing.
-
-    :raises LockTimeout, JournalError: as :func:`gpu`.
     """
     return (gpu(state_path, address) if os.path.exists(state_path)
             else contextlib.nullcontext())
@@ -101,7 +98,6 @@ def gpus(state_path: str, addresses: Iterable[model.PciAddress],
 
     :param seconds: how long to wait for all of them together; None as in
         :func:`gpu`.
-    :raises LockTimeout, JournalError: as :func:`gpu`.
     """
     end = time.monotonic() + (_patience() if seconds is None else seconds)
     with contextlib.ExitStack() as held:
@@ -119,8 +115,6 @@ def record(state_path: str, address: model.PciAddress
     The holder waits for nothing else, so an unbind or an error can be noted
     while a change of the GPU hangs. A holder of the GPU may take this lock.
     A holder of this lock must not take the GPU.
-
-    :raises LockTimeout, JournalError: as :func:`gpu`.
     """
     return _record(state_path, f'record-{address}')
 
@@ -129,8 +123,6 @@ def audit(state_path: str) -> contextlib.AbstractContextManager:
     """Hold the audit log while a line is added to it.
 
     A holder of a GPU may take this lock.
-
-    :raises LockTimeout, JournalError: as :func:`gpu`.
     """
     return _record(state_path, 'audit')
 

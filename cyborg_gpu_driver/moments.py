@@ -34,20 +34,12 @@ def of(seconds: float) -> datetime.datetime:
 
 
 def iso(seconds: float) -> str:
-    """The moment in ISO 8601 and UTC, to the second.
-
-    :param seconds: as for :func:`of`.
-    :raises ValueError, OverflowError, OSError: as :func:`of`.
-    """
+    """The moment in ISO 8601 and UTC, to the second."""
     return of(seconds).isoformat(timespec='seconds')
 
 
 def parse(option: str, text: str | None) -> datetime.datetime | None:
-    """The aware moment that a person typed, in UTC; None for None.
-
-    :param option: the option with this text, for the error.
-    :raises InvalidValue: if it is not a moment.
-    """
+    """The aware moment that a person typed, in UTC; None for None."""
     if text is None:
         return None
     match = _AGO.fullmatch(text)
@@ -68,12 +60,7 @@ def parse(option: str, text: str | None) -> datetime.datetime | None:
 
 def seconds(least: float, most: float = math.inf, whole: bool = False
             ) -> Callable[[str], float]:
-    """The ``argparse`` type of an option that is a number of seconds.
-
-    :param least: the smallest allowed number.
-    :param most: the largest allowed number.
-    :param whole: whether only whole numbers are allowed.
-    """
+    """The ``argparse`` type of an option that is a number of seconds."""
     allowed = (f'from {least:g} to {most:g}' if most < math.inf
                else f'of at least {least:g}')
 
@@ -107,7 +94,6 @@ def period(start: str | None, end: str | None,
 
     :param start: None for all time before ``end``.
     :param end: None for now. A later moment is replaced by now.
-    :param names: the names of both options, for the error.
     :raises InvalidValue: if either is not a moment, or the end comes first.
     """
     now = timeutils.utcnow(True)

@@ -68,8 +68,6 @@ class Node(host_parts.HostParts, services.Services):
     The node also represents the cloud's services to its parts. A program
     that may query those services overrides the methods.
 
-    :param conf: with ``[gpu]`` registered.
-    :param settings: the operator's policies; None reads them from ``conf``.
     :param hostname: name of the compute node's resource provider; None is
         ``[DEFAULT] host``.
     :param tree: the host's providers in Placement; None if the node must not
@@ -242,8 +240,6 @@ class Node(host_parts.HostParts, services.Services):
 
         Placement knows such servers. Without Placement, the agent's last
         report is the source.
-
-        :returns: ``''`` if the GPU has none.
         """
         if self.tree is None:
             return capacity.of_reports(self.state_path, address)
@@ -319,10 +315,7 @@ class Node(host_parts.HostParts, services.Services):
 
     def device(self, gpu: model.Gpu, offers: Iterable[offer.Offer]
                ) -> names.ReportedDevice | None:
-        """The device to report for a GPU; None if there is none.
-
-        :param offers: as :meth:`servable` returns them.
-        """
+        """The device to report for a GPU; None if there is none."""
         device = build.device(
             roles.complete(gpu, self.records.read(gpu.address).by_role),
             offers, self.hostname, self.cordons.of(gpu.address))
@@ -332,9 +325,6 @@ class Node(host_parts.HostParts, services.Services):
         """UUIDs of providers that get no servers until the next report.
 
         The GPU does not offer them any more, or changes their handles.
-
-        :raises JournalError: if the record of the last report cannot be
-            read.
         """
         host = self.live.host()
         sent = self.withdrawal.preview(
@@ -368,10 +358,6 @@ class Node(host_parts.HostParts, services.Services):
                  owned: Mapping[str, int], unhealthy: bool
                  ) -> tuple[reserved.Inventory, ...]:
         """The inventories that Placement should have of a GPU in this state.
-
-        :param offers: what the GPU offers.
-        :param owned: how many of each profile are bound through Cyborg.
-        :param unhealthy: whether the GPU gets no new server.
         """
         offers = elastic.settled(offers, self.cleaner.withholds(offers),
                                  self.turns.is_partitioning(address))

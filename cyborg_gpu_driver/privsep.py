@@ -101,8 +101,6 @@ def may_run() -> bool:
 def unfinished(subjects: Collection[str], seconds: float) -> tuple[str, ...]:
     """Wait until the calls about some subjects have ended in this process.
 
-    :param subjects: the first arguments of the calls.
-    :param seconds: how long to wait.
     :returns: the functions of the calls that still run then.
     """
     def found() -> tuple[str, ...]:

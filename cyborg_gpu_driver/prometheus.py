@@ -23,7 +23,6 @@ def query(url: str, text: str, labels: tuple[str, ...], seconds: float,
           at: float | None = None) -> dict[tuple[str, ...], float]:
     """Return the values of an instant query, by those of some labels.
 
-    :param url: of Prometheus, such as ``http://prometheus:9090``.
     :param text: the query, in PromQL; its result is a vector.
     :param seconds: how long the answer may take.
     :param at: the moment of the query, in seconds of the epoch; None for now.
@@ -47,7 +46,6 @@ def parse(document: Any, labels: tuple[str, ...]
     {"resultType": "vector", "result": [{"metric": {...}, "value": [TIME,
     "0.5"]}]}}``. A series without a label has the empty value for it.
 
-    :param document: the answer, from JSON.
     :raises ValueError: if it is an error, or has another form.
     """
     if isinstance(document, dict) and document.get('status') == 'error':

@@ -68,10 +68,7 @@ class Place:
     error_type: type[exception.DocumentError] = exception.DocumentError
 
     def below(self, *parts: str | int) -> Place:
-        """The place of a value below this one.
-
-        :param parts: keys of mappings and positions in lists.
-        """
+        """The place of a value below this one."""
         path = self.path
         for part in parts:
             name = _key(part)
@@ -99,8 +96,6 @@ def check(value: Any, schema: Schema, place: Place,
 
     Unlike in the standard, 2.0 is not an integer.
 
-    :param value: the value parsed from YAML or JSON.
-    :param place: where the value is from.
     :raises DocumentError: of the place's error type, naming the first fault.
     """
     _check_size(value, place)
@@ -123,7 +118,6 @@ def mapping(required: Mapping[str, Schema],
     have other keys.
 
     :param closed: whether other keys than these are an error.
-    :param others: further keywords of the schema.
     """
     known = {**required, **(optional or {})}
     first: dict[str, Any] = {'type': 'object'}
@@ -147,23 +141,14 @@ def integer(low: int, high: int | None = None) -> dict[str, Any]:
 
 def matching(pattern: str, description: str, *examples: str
              ) -> dict[str, Any]:
-    """The schema of text that matches a regular expression as a whole.
-
-    :param pattern: in the syntax of :mod:`re`.
-    :param description: of matching text, for messages.
-    """
+    """The schema of text that matches a regular expression as a whole."""
     return {'type': 'string', 'pattern': rf'^(?:{pattern})\Z',
             'description': description, 'examples': list(examples)}
 
 
 def listing(items: Schema, least: int = 0, most: int | None = None,
             **others: Any) -> dict[str, Any]:
-    """The schema of a list.
-
-    :param least: the minimum number of items.
-    :param most: the maximum number of items; None for no limit.
-    :param others: further keywords of the schema.
-    """
+    """The schema of a list."""
     return {'type': 'array', 'minItems': least,
             **({} if most is None else {'maxItems': most}),
             'items': items, **others,

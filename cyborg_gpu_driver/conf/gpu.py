@@ -302,10 +302,7 @@ def rpc_timeout(conf: cfg.ConfigOpts) -> float:
 
 
 def default_bind_timeout(conf: cfg.ConfigOpts) -> float:
-    """Seconds that a bind may take if ``[gpu] bind_timeout`` is unset.
-
-    :param conf: see :func:`rpc_timeout`.
-    """
+    """Seconds that a bind may take if ``[gpu] bind_timeout`` is unset."""
     return rpc_timeout(conf) / 2
 
 

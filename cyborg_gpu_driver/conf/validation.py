@@ -31,8 +31,6 @@ _NOT_VALID = ' is not valid: '
 def check_options(conf: cfg.ConfigOpts, policies: Sequence[str]) -> None:
     """Check every option of ``[gpu]`` and of the policies that it lists.
 
-    :param conf: with all these groups registered.
-    :param policies: value of ``[gpu] policies``.
     :raises InvalidConfiguration: naming group, option, value and what would
         be right: for an unknown option, a policy group that is not listed,
         or a value of a wrong type or outside its range.
@@ -141,10 +139,7 @@ def files(conf: cfg.ConfigOpts) -> Iterator[str]:
 
 
 def files_of(project: str, program: str) -> list[str]:
-    """The existing files that a service reads if none is named.
-
-    :param program: the name of the service's program, such as nova-compute.
-    """
+    """The existing files that a service reads if none is named."""
     return [*cfg.find_config_files(project, program),
             *_in_directories(cfg.find_config_dirs(project, program))]
 

@@ -37,8 +37,6 @@ def run(owner: Hashable, seconds: float, name: str,
     """Call ``function`` in the thread of ``owner`` and wait for the answer.
 
     :param owner: what the call concerns: the address of a GPU, or a text.
-    :param seconds: how long to wait.
-    :param name: name of the function in messages.
     :param undo: called in the thread if the function returns too late, when
         nobody uses its answer.
     :raises NvmlNotAnswering: if the call takes longer, or an earlier call of
@@ -69,7 +67,6 @@ def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
 
     The function limits its own time.
 
-    :returns: the answers, in the order of the items.
     :raises Exception: the first exception in the order of the items, after
         all calls have ended.
     """
@@ -247,9 +244,6 @@ def call_apart(seconds: float, act: Callable[[], str | None]) -> str:
 
     :param act: makes system calls and nothing else, because it runs in a
         fork of a process that may have threads.
-    :param seconds: how long to wait for ``act``.
-    :returns: what ``act`` returns; empty for None.
-    :raises TimeoutError: if ``act`` did not return in time.
     :raises SysfsError: if ``act`` raised it, or there can be no child.
     """
     _reap()
@@ -360,9 +354,6 @@ def ensure_thread(thread: threading.Thread | None, run: Callable[[], object],
     does not change the variable if this raises. So the next caller tries
     again. A thread that has died is replaced too, and one that stayed in the
     parent process at a fork.
-
-    :param run: what a new thread calls.
-    :raises RuntimeError: if no thread can be started now.
     """
     if thread is None or not thread.is_alive():
         thread = threading.Thread(target=run, name=name, daemon=True)
@@ -387,10 +378,7 @@ class Repeated:
         self._said = log_once.LogOnce()
 
     def start(self) -> None:
-        """Start the thread, or a new one if it has died.
-
-        :raises RuntimeError: if no thread can be started now.
-        """
+        """Start the thread, or a new one if it has died."""
         self._stopping = False
         self._thread = ensure_thread(self._thread, self._run, self._name)
 

@@ -31,11 +31,7 @@ _ACTIVE, _INACTIVE = 1, 2
 
 
 def connect() -> Any:
-    """Open a read-only connection with libvirt's Python module.
-
-    :raises ImportError: if the module is not installed.
-    :raises libvirt.libvirtError: if libvirt refuses.
-    """
+    """Open a read-only connection with libvirt's Python module."""
     module = importlib.import_module(MODULE)
     # Without a handler, libvirt prints each error.
     module.registerErrorHandler(_ignore, None)
@@ -43,11 +39,7 @@ def connect() -> Any:
 
 
 class DomainReader:
-    """Reads all virtual machines, running or not.
-
-    :param connect: opens a connection, as :func:`connect` does.
-    :param timeout: seconds that libvirt may take.
-    """
+    """Reads all virtual machines, running or not."""
 
     def __init__(self, connect: Callable[[], Any], timeout: float = TIMEOUT):
         self._connect = connect

@@ -46,10 +46,7 @@ class _Known:
 
 
 class HealthReader:
-    """Reads the health of GPUs through one session.
-
-    :param nvml: the session; opened at the first reading.
-    """
+    """Reads the health of GPUs through one session."""
 
     def __init__(self, nvml: nvml_module.NvmlSession):
         self._nvml = nvml
@@ -248,8 +245,6 @@ def wrong_pci(before: Seen, now: Seen) -> tuple[str, ...]:
     """Return what is wrong with a function.
 
     :param before: its state when NVML last found it healthy.
-    :param now: its state now.
-    :returns: codes from :data:`.condition.PCI`.
     """
     return tuple(code for code, found in (
         (condition.UNREACHABLE, now.reachable is False),
@@ -306,7 +301,6 @@ class Watcher:
 
     :param nvml: the process's session. It has to notice first that NVML has
         come back, because its handles are then invalid.
-    :param callback: called in the thread with each event.
     """
 
     def __init__(self, nvml: nvml_module.NvmlSession, callback: Callback):
@@ -399,8 +393,6 @@ class Watcher:
 class EventSet:
     """The GPUs that one thread waits on, through its own session.
 
-    :param shared: the process's session.
-    :param nvml: the thread's session.
     :param wake: is set when the event set was freed for another process.
     """
 

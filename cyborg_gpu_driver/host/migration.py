@@ -26,8 +26,6 @@ def read(machine: platform.Platform, host: model.Host
     """Return what NVML reports about the GPUs that have vGPUs without mdev.
 
     Nova's PCI code live-migrates only the vGPUs of these GPUs.
-
-    :param host: a snapshot of the machine.
     """
     return {gpu.address: _of(machine, gpu) for gpu in host.gpus
             if gpu.framework is model.Framework.VENDOR_VFIO}

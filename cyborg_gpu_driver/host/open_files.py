@@ -25,7 +25,6 @@ def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
     A file matches by the end of its path, because the beginning depends on
     the mounts of the process.
 
-    :param proc: where proc is mounted.
     :param nodes: ends of paths, such as ``/vfio/41``.
     :raises OSError: if a process cannot be inspected, or processes of other
         PID namespaces are not visible.
@@ -43,7 +42,6 @@ def device_openers(proc: str, prefix: str, number: int) -> tuple[int, ...]:
 
     :param prefix: how names of this kind of nodes begin.
     :param number: as in ``st_rdev``.
-    :raises OSError: as :func:`openers`.
     """
     def is_node(place: str, path: str) -> bool:
         if not path.rpartition('/')[2].startswith(prefix):

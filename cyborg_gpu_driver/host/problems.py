@@ -51,10 +51,7 @@ class Chronicle:
         self._said: dict[str, tuple[str, ...]] = {}
 
     def tell(self, current: Mapping[str, tuple[str, ...]]) -> None:
-        """Log what differs from the problems of the last snapshot.
-
-        :param current: problems by the name of what they concern.
-        """
+        """Log what differs from the problems of the last snapshot."""
         for name in sorted({*current, *self._said}):
             now = current.get(name, ())
             before = self._said.get(name, ())

@@ -88,8 +88,6 @@ class HostReader:
         """Return one GPU as it is now.
 
         Queries no other GPU.
-
-        :raises UnknownGpu: if there is no GPU at ``address``.
         """
         identities = self._identities(problems_module.Problems())
         identity = identities.get(address)
@@ -104,7 +102,6 @@ class HostReader:
     def complete_gpu(self, address: model.PciAddress) -> model.Gpu:
         """Like :meth:`gpu`, but raise if a part of the GPU is missing.
 
-        :raises UnknownGpu: if there is no GPU at ``address``.
         :raises StepFailed: if a part of the GPU cannot be read.
         """
         gpu = self.gpu(address)
@@ -275,10 +272,7 @@ class HostReader:
                 else '')
 
     def _may_be_on_switches(self, gpu: model.Gpu, has_ends: bool) -> bool:
-        """Whether a GPU may be on NVSwitches that no active NVLink shows.
-
-        :param has_ends: whether its NVLinks lead elsewhere.
-        """
+        """Whether a GPU may be on NVSwitches that no active NVLink shows."""
         record = (None if gpu.recorded_at is None
                   else self._records.board(gpu.address))
         if record is not None:

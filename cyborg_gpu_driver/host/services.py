@@ -57,7 +57,6 @@ class Running:
 def running(proc: str = '/proc') -> Running | None:
     """Return the services that run on this machine.
 
-    :param proc: where procfs is mounted.
     :returns: None if processes cannot be listed.
     """
     try:

@@ -26,10 +26,7 @@ _NO_PLACEMENT = 0xffff
 @gate.series
 def processes(machine: platform.Platform, address: model.PciAddress
               ) -> tuple[nvml_process.Process, ...]:
-    """Return the processes on a GPU and its instances.
-
-    :raises NvmlError: if they cannot be read.
-    """
+    """Return the processes on a GPU and its instances."""
     return nvml_process.processes(machine.nvml, machine.nvml.device(address))
 
 
@@ -61,10 +58,7 @@ class GuestVgpu:
 @gate.series
 def guests(machine: platform.Platform, gpu: model.Gpu
            ) -> tuple[GuestVgpu, ...]:
-    """Return the vGPUs of a GPU that guests run.
-
-    :raises NvmlError: if they cannot be read.
-    """
+    """Return the vGPUs of a GPU that guests run."""
     nvml = machine.nvml
     # A vGPU's number does not show which GPU a call concerns.
     with nvml.about(gpu.address):
@@ -98,7 +92,6 @@ def may_run(machine: platform.Platform, gpu: model.Gpu,
     :func:`vfio_holders`, not instead of it.
 
     :param gpu: a fresh snapshot of the GPU.
-    :param function: one of its virtual functions.
     :raises NvmlError, SysfsError, UsageUnknown: if this cannot be
         determined.
     """
@@ -123,8 +116,6 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
     NVML reports it for vGPUs that a guest runs, and sysfs
     (``gpu_instance_id`` of the virtual function) for each vGPU of the
     vendor's VFIO driver. For an mdev without a guest it is unknown.
-
-    :raises NvmlError: if they cannot be read.
     """
     found = {(str(function.address), function.gpu_instance_id)
              for function in gpu.vfs
@@ -149,13 +140,11 @@ def vfio_holders(machine: platform.Platform, device: model.PciAddress | str,
     group (Documentation/driver-api/vfio.rst of the kernel).
 
     :param device: a PCI function, or the UUID of an mdev.
-    :param proc: where proc is mounted.
     :returns: process ids. A process that has the group open may use another
         function of the group. An mdev has a group of its own.
     :raises UsageUnknown: if a process cannot be inspected, or there may be
         processes that are not visible, and the kernel does not say that
         nobody has the group open.
-    :raises SysfsError: if the device cannot be read.
     """
     if machine.vfio_holders is not None:
         return tuple(machine.vfio_holders(str(device)))
@@ -201,8 +190,6 @@ def refuse_open(machine: platform.Platform, vgpu: model.PciAddress | str
     """Check that no process has a vGPU's VFIO device open.
 
     :param vgpu: the UUID of its mdev, or the address of its function.
-    :raises GpuInUse: naming the processes.
-    :raises UsageUnknown, SysfsError: as :func:`vfio_holders`.
     """
     holders = vfio_holders(machine, vgpu)
     if holders:
@@ -247,10 +234,8 @@ def holders(machine: platform.Platform, address: model.PciAddress,
 
     This process may be one of them.
 
-    :param proc: where proc is mounted.
     :raises UsageUnknown: if the holders cannot be found, for example because
         the driver is not known.
-    :raises SysfsError: if the GPU cannot be read.
     """
     driver = pci.PciBus(machine.sysfs).driver(address)
     if driver is None:
@@ -283,7 +268,6 @@ def is_unused(machine: platform.Platform, address: model.PciAddress) -> bool:
     :param machine: with the persistence mode of the GPU off.
     :raises UsageUnknown: if the driver does not say it, or if it is unknown
         who has the node open.
-    :raises SysfsError: if a file cannot be read.
     """
     text = machine.proc.read_optional(*_GPUS, str(address), 'power')
     for line in (text or '').splitlines():

@@ -54,11 +54,7 @@ def read(source: str | Callable[[], str]) -> Config:
 
 
 def parse(text: str, path: str = PATH) -> Config:
-    """Parse the text of a configuration file.
-
-    :param path: path of the file, for messages.
-    :raises FabricError: if a value is not valid.
-    """
+    """Parse the text of a configuration file."""
     values = dict(_items(text))
     mode = _number(values, 'FABRIC_MODE', 0, 2, path)
     return Config(model.FabricMode(mode), _address(values, path))

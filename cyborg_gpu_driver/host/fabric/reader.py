@@ -32,9 +32,7 @@ def read(machine: platform.Platform, host: model.Host
          ) -> model.Fabric | None:
     """Read the fabric, and query the fabric manager.
 
-    :param host: a snapshot of the machine.
     :returns: None if the machine has no NVSwitches.
-    :raises SysfsError: if the PCI bus cannot be listed.
     """
     modules = _modules(machine, host)
     if (not pci.PciBus(machine.sysfs).nvswitches()
@@ -48,10 +46,7 @@ def read(machine: platform.Platform, host: model.Host
 
 def module_on_switches(machine: platform.Platform,
                        address: model.PciAddress) -> int | None:
-    """Module id of a GPU that NVML knows; None if not on NVSwitches.
-
-    :raises NvmlError: if NVML cannot be queried.
-    """
+    """Module id of a GPU that NVML knows; None if not on NVSwitches."""
     module, on_switches = baseboard(machine, address)
     return module if on_switches else None
 
@@ -61,7 +56,6 @@ def baseboard(machine: platform.Platform, address: model.PciAddress
     """Module id of a GPU that NVML knows, and whether it is on NVSwitches.
 
     :returns: None as the id of a GPU that is not on a baseboard.
-    :raises NvmlError: if NVML cannot be queried.
     """
     device = machine.nvml.device(address)
     module = machine.nvml.optional('nvmlDeviceGetModuleId', device)
@@ -99,10 +93,7 @@ def _any_on_switches(machine: platform.Platform,
 
 
 def _ends_at_switch(machine: platform.Platform, device: Any) -> bool:
-    """Whether an NVLink of a GPU leads to an NVSwitch.
-
-    :raises NvmlError: if NVML cannot be queried.
-    """
+    """Whether an NVLink of a GPU leads to an NVSwitch."""
     try:
         return any(
             machine.nvml.optional('nvmlDeviceGetNvLinkRemoteDeviceType',

@@ -62,8 +62,6 @@ class FabricSession:
 
     :param config: returns the configuration of the fabric manager, which
         contains its address.
-    :param load: loads a library by name, such as :class:`ctypes.CDLL`.
-    :param timeout: seconds that one call may take.
     """
 
     def __init__(self, config: Callable[[], config_module.Config],
@@ -92,8 +90,6 @@ class FabricSession:
 
         Always empty on Hopper and later ("Getting a List of Unsupported
         Partitions" in the user guide).
-
-        :raises FabricError: as in :meth:`partitions`.
         """
         found = abi.stamped(abi.UnsupportedList)
         self._ask('fmGetUnsupportedFabricPartitions', found)
@@ -105,10 +101,7 @@ class FabricSession:
             for item in _first(found.partitions, found.count))
 
     def failed_devices(self) -> tuple[str, ...]:
-        """PCI addresses of GPUs and NVSwitches whose NVLinks have failed.
-
-        :raises FabricError: if they cannot be read.
-        """
+        """PCI addresses of GPUs and NVSwitches whose NVLinks have failed."""
         found = abi.stamped(abi.FailedDevices)
         self._ask('fmGetNvlinkFailedDevices', found)
         return tuple(item.bus_id.decode('ascii', 'replace') for item in (
@@ -131,7 +124,6 @@ class FabricSession:
         :param functions: one for each GPU of the partition. Their order has
             to be the same at each activation (user guide, "Activating a GPU
             Partition with Virtual Functions").
-        :raises FabricError: as in :meth:`activate`.
         """
         array = (abi.PciDevice * len(functions))(*(
             abi.PciDevice(item.domain, item.bus, item.device, item.function)

@@ -56,7 +56,6 @@ class ComputeReader:
                   ) -> tuple[model.ComputeInstance, ...]:
         """Return the live compute instances of a GPU instance, by start.
 
-        :param handle: handle of the GPU instance.
         :raises NvmlError: INVALID_ARGUMENT if the GPU instance is gone.
         """
         found = []
@@ -74,11 +73,8 @@ class ComputeReader:
                ) -> model.ComputeInstance:
         """Create a compute instance and read it back.
 
-        :param profile_id: profile id of the GPU instance.
-        :param instance_id: id of the GPU instance.
         :param start: compute slice of the GPU instance at which it begins;
             None leaves the choice to the driver.
-        :param slices: its size in compute slices.
         :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
         :raises InvalidValue: if the GPU instance has no profile with this
             number of slices.

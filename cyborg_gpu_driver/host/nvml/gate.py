@@ -57,9 +57,6 @@ def try_shut_down(library: Any, timeout: float,
                   closed: Callable[[], object]) -> bool:
     """Close a session.
 
-    :param library: the library in which it was opened.
-    :param timeout: seconds.
-    :param closed: called if the session is closed.
     :returns: whether it is closed now; if not, it closes when nvmlShutdown
         returns.
     :raises NvmlNotAnswering: if another call was ahead for too long;
@@ -85,10 +82,7 @@ def try_shut_down(library: Any, timeout: float,
 
 
 def function(name: str) -> Callable[..., Any] | None:
-    """Return a function of pynvml, corrected where pynvml is wrong.
-
-    :returns: None if pynvml is too old to have it.
-    """
+    """Return a function of pynvml, corrected where pynvml is wrong."""
     return _CORRECTED.get(name) or getattr(pynvml, name, None)
 
 
@@ -171,10 +165,7 @@ def text(value: str | bytes) -> str:
 
 
 class Gate:
-    """Connects one session to :class:`access.Access`.
-
-    :param close: closes the session.
-    """
+    """Connects one session to :class:`access.Access`."""
 
     def __init__(self, access: access_module.Access,
                  close: Callable[[], object]):
@@ -445,8 +436,6 @@ def close_soon(process: int, close: Callable[..., object], *arguments: Any
 
     It takes no lock, because Python collects garbage in any thread, even in
     one that is inside pynvml or has the lock of another session.
-
-    :param process: id of the process that opened the session.
     """
     if process == os.getpid():
         _abandoned.append(functools.partial(close, *arguments))

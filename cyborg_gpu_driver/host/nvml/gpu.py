@@ -172,10 +172,7 @@ class GpuReader:
     def _vgpu_state(self, device: Any, facts: nvml_static.Facts,
                     problems: problems_module.Problems, mig: bool
                     ) -> dict[str, Any]:
-        """Return how vGPUs share the GPU now, by field name of model.Gpu.
-
-        :param mig: whether MIG mode is on.
-        """
+        """Return how vGPUs share the GPU now, by field name of model.Gpu."""
         mixed = scheduler = None
         if facts.mixes:
             with problems.noted('mixed-size mode'):
@@ -260,8 +257,6 @@ class GpuReader:
 
         Types with the same size and placements share one answer. This takes
         two calls per size, and none on a GPU that is not in use.
-
-        :param gpu: a GPU with its vGPUs.
         """
         if not gpu.mixed_sizes:
             return gpu
@@ -313,10 +308,7 @@ class GpuReader:
         return known.links or ((), False)
 
     def driver_version(self) -> str:
-        """Return the version of the kernel driver, read once per session.
-
-        :raises NvmlError: if it cannot be read.
-        """
+        """Return the version of the kernel driver, read once per session."""
         generation = self._nvml.generation
         if self._version is None or self._version[0] != generation:
             self._version = (generation, self._nvml.driver_version())

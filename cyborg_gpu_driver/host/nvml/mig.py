@@ -43,7 +43,6 @@ class MigCalls:
 
         :returns: the activation status ``SUCCESS``, ``RESET_REQUIRED`` or
             ``IN_USE``; read :meth:`mig_mode` again in any case.
-        :raises NvmlError: NO_PERMISSION, NOT_SUPPORTED.
         """
         activation = self.call('nvmlDeviceSetMigMode', device, int(enable))
         return gate.symbol(activation)
@@ -55,7 +54,6 @@ class MigCalls:
 
         Makes one call, and one per instance.
 
-        :param limit: the profile's ``max_instances``, if it is known.
         :raises NvmlError: NOT_SUPPORTED if the GPU has no MIG.
         """
         return tuple(sorted(
@@ -115,8 +113,6 @@ class MigCalls:
                             ) -> model.GpuInstance:
         """Create a GPU instance and read it back (two calls).
 
-        :param profile_id: the board's profile id.
-        :param placement: None leaves the choice to the driver.
         :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken,
             INVALID_ARGUMENT for a placement that the profile does not have.
         """
@@ -162,10 +158,7 @@ class MigCalls:
         return tuple(found)
 
     def compute_profiles(self, instance: Any) -> Iterator[Any]:
-        """Yield the information on each compute instance profile.
-
-        :param instance: handle of the GPU instance.
-        """
+        """Yield the information on each compute instance profile."""
         return (info for _, info in gate.indexed(
             lambda index: self.call(
                 'nvmlGpuInstanceGetComputeInstanceProfileInfo', instance,
@@ -204,11 +197,8 @@ class MigCalls:
                 limit: int = INSTANCE_LIMIT) -> list[Any]:
         """Handles of the live instances of a profile (one call).
 
-        :param name: the call that lists the instances.
         :param owner: handle of the GPU or GPU instance that contains them.
-        :param kind: type of their handles.
         :param limit: the most instances to expect; there is room for more.
-        :raises NvmlError: if the call fails.
         """
         found = (kind * max(limit, INSTANCE_LIMIT))()
         count = ctypes.c_uint(0)

@@ -47,10 +47,7 @@ class Ecc:
 
 def ecc(nvml: nvml_session.NvmlSession, address: model.PciAddress
         ) -> Ecc | None:
-    """Return the ECC mode of a GPU; None if the GPU has no ECC.
-
-    :raises NvmlError: if NVML does not report it.
-    """
+    """Return the ECC mode of a GPU; None if the GPU has no ECC."""
     modes = nvml.optional('nvmlDeviceGetEccMode', nvml.device(address))
     return modes and Ecc(*(mode == pynvml.NVML_FEATURE_ENABLED
                            for mode in modes))
@@ -59,8 +56,6 @@ def ecc(nvml: nvml_session.NvmlSession, address: model.PciAddress
 def kept(nvml: nvml_session.NvmlSession, address: model.PciAddress
          ) -> tuple[gpu_record.Modes, gpu_record.Modes]:
     """Return the modes of a GPU that outlive a guest: now, and after a reset.
-
-    :raises NvmlError: if NVML does not report one of them.
     """
     device = nvml.device(address)
     memory = ecc(nvml, address)
@@ -85,7 +80,6 @@ def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
     """Return the mode of all GPUs of the machine: off, on or devtools.
 
     :returns: None if the driver does not know the mode.
-    :raises NvmlError: if NVML does not report it.
     """
     state = nvml.optional('nvmlSystemGetConfComputeState')
     if state is None:
@@ -116,7 +110,6 @@ def clique(nvml: nvml_session.NvmlSession, address: model.PciAddress
         registration with the fabric is not completed or has failed. The
         status is valid only after the registration is completed
         (nvmlGpuFabricInfo_t in NVML's reference).
-    :raises NvmlError: if NVML does not report it.
     """
     device = nvml.device(address)
     found = None
@@ -144,9 +137,6 @@ def clique(nvml: nvml_session.NvmlSession, address: model.PciAddress
 
 
 def check(code: int) -> None:
-    """Raise the error that a function of pynvml returned as a code.
-
-    :raises pynvml.NVMLError: if the code is the code of an error.
-    """
+    """Raise the error that a function of pynvml returned as a code."""
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)

@@ -39,7 +39,6 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
 
     Makes one call per kind of process, or two if there are any.
 
-    :param graphics: also read graphics processes, not only compute.
     :raises NvmlError: if they cannot be read, or the driver does not tell
         them. Then the GPU may be in use.
     """
@@ -59,8 +58,6 @@ def _entries(nvml: nvml_module.NvmlSession, kind: str, device: Any
 
     A board without graphics does not support the query for graphics. In all
     other cases no answer does not mean that there are no processes.
-
-    :raises NvmlError: if there is no answer.
     """
     try:
         return nvml.call(f'{kind}_v3', device)
@@ -79,10 +76,6 @@ def memory(nvml: nvml_module.NvmlSession,
     may know none of them. For a GPU in MIG mode NVML reports the sum of the
     instances, to a caller with the privilege
     (nvmlDeviceGetComputeRunningProcesses in nvml.h).
-
-    :param addresses: addresses of the GPUs.
-    :param pids: ids of the processes.
-    :raises NvmlError: if there is no session or a GPU cannot be read.
     """
     found = None
     for address in addresses:
@@ -99,10 +92,7 @@ def memory(nvml: nvml_module.NvmlSession,
 
 def smallest(nvml: nvml_module.NvmlSession,
              addresses: Iterable[model.PciAddress]) -> int | None:
-    """Return the bytes of memory of the smallest GPU; None without GPUs.
-
-    :raises NvmlError: if there is no session or a GPU cannot be read.
-    """
+    """Return the bytes of memory of the smallest GPU; None without GPUs."""
     found = []
     for address in addresses:
         with nvml.kept():
@@ -121,7 +111,6 @@ def memory_mib(nvml: nvml_module.NvmlSession, device: Any
     """Return the used memory without the driver's own, and the total.
 
     :returns: None if the driver does not report its own memory separately.
-    :raises NvmlError: if it cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetMemoryInfo', device,
                           pynvml.nvmlMemory_v2)
@@ -133,7 +122,6 @@ def uncorrected_errors(nvml: nvml_module.NvmlSession, device: Any
     """Uncorrected memory errors since the last reset (volatile ECC).
 
     :returns: None on a GPU without ECC.
-    :raises NvmlError: if they cannot be read.
     """
     return nvml.optional('nvmlDeviceGetTotalEccErrors', device,
                          pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,

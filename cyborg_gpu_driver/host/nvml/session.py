@@ -138,10 +138,8 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of pynvml.
 
-        :param name: such as ``nvmlDeviceGetName``.
         :raises NvmlError: FUNCTION_NOT_FOUND if pynvml or the library is
             too old; NOT_SUPPORTED if the GPU does not support it; and so on.
-        :raises NvmlNotAnswering: if the call does not return in time.
         :raises NvmlClosed: if others have NVML to themselves for too long.
         """
         with self.kept():

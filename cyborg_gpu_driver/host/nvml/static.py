@@ -86,7 +86,6 @@ class Alike:
             is not known and each board is read separately.
         :param read: reads the facts; its argument collects the problems.
         :param problems: receives the problems if ``read`` is called.
-        :raises NvmlError: if ``read`` raises it.
         """
         if kind is None:
             return read(problems)
@@ -140,7 +139,6 @@ class StaticReader:
         modes.
 
         :param mig: the GPU's current MIG mode, None if it has no MIG.
-        :param problems: receives what could not be read.
         :param board: the GPU's kind as the kernel knows it, with what else
             its facts depend on; None if it is not known.
         """
@@ -246,8 +244,6 @@ class StaticReader:
         driver 575 on it can also mix the sizes of those
         (nvmlGpuInstanceSetVgpuHeterogeneousMode), which this library does
         not turn on.
-
-        :param numbers: ids of the vGPU types that the GPU supports.
         """
         types: tuple[host_model.VgpuType, ...] = ()
         mixes, scheduler = False, None
@@ -295,8 +291,6 @@ class StaticReader:
 
         Makes up to three calls per link, so it is called only when the links
         are wanted.
-
-        :raises NvmlError: if they cannot be read.
         """
         ends, on_switch = set(), False
         for link, active in gate.indexed(

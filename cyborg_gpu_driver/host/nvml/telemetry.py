@@ -124,10 +124,7 @@ class _Known:
 
 
 class TelemetryReader:
-    """Reads the metrics of GPUs through one session.
-
-    :param nvml: the session; opened at the first reading.
-    """
+    """Reads the metrics of GPUs through one session."""
 
     def __init__(self, nvml: nvml_module.NvmlSession):
         self._nvml = nvml
@@ -136,9 +133,7 @@ class TelemetryReader:
     def read(self, address: model.PciAddress) -> telemetry.Sample | None:
         """Read the metrics of the GPU at ``address``.
 
-        :returns: None if NVML cannot be opened.
         :raises NvmlClosed: if another process wants NVML closed.
-        :raises NvmlError: if the GPU does not answer.
         """
         with self._nvml.kept(0), self._nvml.about(address):
             if self._nvml.problem() is not None:
@@ -311,8 +306,6 @@ def _instance_utilization(asked: _Questions, device: Any,
     from two samples (nvml.h on nvmlGpmMigSampleGet and nvmlGpmMetricsGet).
     The older one is from the previous reading, so the first reading of an
     instance has no values.
-
-    :param numbers: ids of the instances.
     """
     samples = asked.known.samples
     for number in {*samples} - {*numbers}:

@@ -58,8 +58,6 @@ def can_mix_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool:
     """Whether the GPU can carry vGPUs of several framebuffer sizes.
 
     The answer does not change while the driver is loaded.
-
-    :raises NvmlError: if this cannot be read.
     """
     try:
         return bool(nvml.optional(
@@ -84,7 +82,6 @@ def can_migrate(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
     how fast the data of a migration is read.
 
     :returns: None if the driver hosts no vGPUs.
-    :raises NvmlError: if that cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetVgpuMetadata', device)
     return found and bool(found.pgpuVirtualizationCaps & _MIGRATION)
@@ -101,7 +98,6 @@ def migration_metadata(nvml: nvml_module.NvmlSession, device: Any
     names this comparison as its purpose).
 
     :returns: None if the driver hosts no vGPUs.
-    :raises NvmlError: if that cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetPgpuMetadataString', device)
     return found and gate.text(found[0])
@@ -111,7 +107,6 @@ def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
     """Whether mixed-size mode is on, for a GPU that supports it.
 
     :returns: None if it does not apply, for example in MIG mode.
-    :raises NvmlError: if that cannot be read.
     """
     mode = nvml.optional('nvmlDeviceGetVgpuHeterogeneousMode', device)
     return None if mode is None else bool(mode)
@@ -132,7 +127,6 @@ def supported_placements(nvml: nvml_module.NvmlSession, device: Any,
     """Return a type's placement size and its ids in mixed-size mode.
 
     :returns: (None, ()) if the driver does not report them.
-    :raises NvmlError: if they cannot be read.
     """
     found = _placements(nvml, 'nvmlDeviceGetVgpuTypeSupportedPlacements',
                         device, type_id,
@@ -147,7 +141,6 @@ def free_placements(nvml: nvml_module.NvmlSession, device: Any,
     """Return the placement ids at which a vGPU of a type can be created now.
 
     :returns: no ids outside of mixed-size mode.
-    :raises NvmlError: if they cannot be read.
     """
     found = _placements(nvml, 'nvmlDeviceGetVgpuTypeCreatablePlacements',
                         device, type_id)
@@ -161,7 +154,6 @@ def scheduler_capabilities(nvml: nvml_module.NvmlSession, device: Any
     They do not change while the driver is loaded.
 
     :returns: None if the driver does not schedule vGPUs.
-    :raises NvmlError: if this cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetVgpuSchedulerCapabilities', device)
     if not found:
@@ -181,10 +173,7 @@ def _takes_slice(nvml: nvml_module.NvmlSession) -> bool:
 
 def scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
                     capabilities: model.Scheduler) -> model.Scheduler | None:
-    """Return ``capabilities`` with the policy that is in force.
-
-    :raises NvmlError: if that cannot be read.
-    """
+    """Return ``capabilities`` with the policy that is in force."""
     state = nvml.optional('nvmlDeviceGetVgpuSchedulerState', device)
     return state and _scheduler(state, capabilities)
 
@@ -198,7 +187,6 @@ def instance_scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
 
     :returns: None if the driver does not schedule vGPUs per GPU instance,
         which it does from Blackwell GB20x on (nvml.h).
-    :raises NvmlError: if that cannot be read.
     """
     asked = pynvml.c_nvmlVgpuSchedulerStateInfo_v1_t()
     asked.version = pynvml.nvmlVgpuSchedulerStateInfo_v1
@@ -247,7 +235,6 @@ def set_instance_scheduler(nvml: nvml_module.NvmlSession, device: Any,
 
     Makes two calls, or three with a time slice.
 
-    :param time_slice: as in :func:`set_scheduler`.
     :raises NvmlError: IN_USE while a virtual machine runs within the GPU
         instance; NOT_SUPPORTED before Blackwell GB20x; NOT_FOUND;
         INVALID_ARGUMENT for a time slice out of range; NO_PERMISSION.

@@ -53,8 +53,6 @@ def find(host: model.Host, text: str) -> model.Gpu:
     :param text: an index; a PCI address in the form of sysfs, NVML or lspci;
         or a UUID.
     :raises InvalidValue: if ``text`` is none of these.
-    :raises UnknownGpu: if this machine has no such GPU.
-    :raises HostUnusable: as in :func:`gpus`.
     """
     if _INDEX.fullmatch(text):
         return _numbered(host, text)

@@ -102,8 +102,6 @@ def holds(record: Record, gpu: host_model.Gpu, boot: str) -> bool:
 
 def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
     """Return a GPU that NVML was not queried about, with its record's facts.
-
-    :param boot: boot id of the machine now.
     """
     if record.ids != _ids(gpu):
         return gpu

@@ -32,10 +32,7 @@ def is_vfio(driver: str | None) -> bool:
 
 
 def releases_display(version: str | None) -> bool:
-    """Whether an unbind from NVIDIA's driver makes nvidia_drm let go.
-
-    :param version: of the driver; None if it is unknown.
-    """
+    """Whether an unbind from NVIDIA's driver makes nvidia_drm let go."""
     return tuple(int(part) for part in (version or '').split('.')
                  if part.isdigit()) >= _RELEASES_DISPLAY
 

@@ -51,10 +51,7 @@ class MdevTree:
 
     def types(self, function: model.PciAddress
               ) -> tuple[model.MdevType, ...]:
-        """The mdev types of a function, without their availability.
-
-        :raises SysfsError: if they cannot be read.
-        """
+        """The mdev types of a function, without their availability."""
         if function not in self._listed:
             names = tuple(sorted(self._sysfs.listdir(
                 *pci.DEVICES, str(function), _TYPES), key=_type_number))
@@ -70,10 +67,7 @@ class MdevTree:
     def available(self, function: model.PciAddress,
                   types: tuple[model.MdevType, ...]
                   ) -> tuple[model.MdevType, ...]:
-        """Return ``types`` with how many more a function can take now.
-
-        :raises SysfsError, InvalidValue: if one cannot be read.
-        """
+        """Return ``types`` with how many more a function can take now."""
         return tuple(
             dataclasses.replace(mdev_type, available=pci.number(
                 self._sysfs.read(*pci.DEVICES, str(function), _TYPES,
@@ -83,10 +77,7 @@ class MdevTree:
 
     def live(self, problems: problems_module.Problems
              ) -> Mapping[model.PciAddress, tuple[model.Mdev, ...]]:
-        """Return every mdev of the machine, by its parent.
-
-        :param problems: receives what could not be read.
-        """
+        """Return every mdev of the machine, by its parent."""
         found = collections.defaultdict(list)
         with problems.noted('mdevs'):
             for uuid in self._sysfs.listdir(*DEVICES):
@@ -113,7 +104,6 @@ class MdevTree:
         """Type of the vGPU on a function of vendor VFIO; 0 for no vGPU.
 
         :returns: None if the function has no such file.
-        :raises SysfsError, InvalidValue: if it cannot be read.
         """
         return pci.number(self._sysfs.read_optional(
             *pci.DEVICES, str(function), 'nvidia', 'current_vgpu_type'),
@@ -127,8 +117,6 @@ class MdevTree:
         NVIDIA shows the table with a line "ID : vGPU Name" (vGPU software
         documentation) and without it (README of kubevirt-gpu-device-plugin).
         Only the ids are needed. Lines without one are ignored.
-
-        :raises SysfsError: if it cannot be read.
         """
         text = self._sysfs.read_optional(
             *pci.DEVICES, str(function), 'nvidia', 'creatable_vgpu_types')
@@ -145,7 +133,6 @@ class MdevTree:
         :param name: ``gpu_instance_id`` or ``placement_id``.
         :returns: None if the driver reports none, by whatever word, or there
             is no vGPU (ENXIO).
-        :raises SysfsError: if it cannot be read.
         """
         text = self._sysfs.read_optional(
             *pci.DEVICES, str(function), 'nvidia', name)
@@ -329,10 +316,7 @@ class FunctionReader:
 
 def _counted(tree: MdevTree, function: model.VirtualFunction,
              sample: tuple[model.MdevType, ...]) -> model.VirtualFunction:
-    """Return a virtual function with how many more vGPUs it takes now.
-
-    :param sample: the answer of another empty function of the GPU.
-    """
+    """Return a virtual function with how many more vGPUs it takes now."""
     types = function.mdev_types
     if function.mdevs:
         # A virtual function takes only one vGPU.

@@ -47,17 +47,11 @@ class Sysfs:
         self._os = os_module
 
     def read(self, *parts: str) -> str:
-        """Return the text of a file without surrounding white space.
-
-        :raises SysfsError: with the kernel's errno.
-        """
+        """Return the text of a file without surrounding white space."""
         return self.read_bytes(*parts).decode('utf-8', 'replace').strip()
 
     def read_bytes(self, *parts: str) -> bytes:
-        """Return the content of a file.
-
-        :raises SysfsError: with the kernel's errno.
-        """
+        """Return the content of a file."""
         path = self._path(parts)
         try:
             descriptor = self._os.open(path, os.O_RDONLY)
@@ -82,8 +76,6 @@ class Sysfs:
 
         A buffered file object would repeat a refused write when it is
         closed, and a control file would act twice.
-
-        :raises SysfsError: with the kernel's errno.
         """
         path = self._path(parts)
         try:
@@ -103,11 +95,8 @@ class Sysfs:
         process from ending. So a child process makes the call. A simulated
         kernel may be in this process's memory and is called in a thread.
 
-        :param seconds: how long to wait for the call.
         :param act: such as :meth:`write` or :meth:`read_optional`.
-        :returns: its answer; empty for None.
         :raises TimeoutError: if the call did not return; it may still do so.
-        :raises SysfsError: with the kernel's errno.
         """
         call = (deadline.call_apart if self._os is os
                 else deadline.call_in_thread)
@@ -214,10 +203,7 @@ def module_aliases() -> str:
 
 def board(sysfs: Sysfs, address: model.PciAddress
           ) -> tuple[str | None, ...] | model.PciAddress:
-    """Return a board's kind: its PCI ids, or its address without them.
-
-    :raises SysfsError: if sysfs cannot be read.
-    """
+    """Return a board's kind: its PCI ids, or its address without them."""
     ids = tuple(sysfs.read_optional(*DEVICES, str(address), name)
                 for name in ('vendor', 'device', 'subsystem_vendor',
                              'subsystem_device'))
@@ -229,8 +215,6 @@ def physical_function(sysfs: Sysfs, name: str
     """Return the physical function of a virtual function.
 
     :param name: the PCI address of a function.
-    :returns: None if it is not a virtual function.
-    :raises SysfsError: if the link ``physfn`` cannot be read.
     """
     link = sysfs.link_name(*DEVICES, name, 'physfn')
     return model.PciAddress.parse(link) if link else None
@@ -336,10 +320,7 @@ class PciBus:
         return number(self._sysfs.read_optional(*DEVICES, name, file), file)
 
     def driver(self, address: model.PciAddress) -> str | None:
-        """The kernel driver that a function is bound to.
-
-        :raises SysfsError: if it cannot be read.
-        """
+        """The kernel driver that a function is bound to."""
         return self._sysfs.link_name(*DEVICES, str(address), 'driver')
 
     def vfio_driver(self, address: model.PciAddress, aliases: str) -> str:
@@ -352,7 +333,6 @@ class PciBus:
         counts, as in libvirt (virPCIDeviceFindBestVFIOVariant).
 
         :param aliases: see :func:`module_aliases`.
-        :raises SysfsError: if the function cannot be read.
         """
         name = self._sysfs.read_optional(*DEVICES, str(address), 'modalias')
         found = [(pattern.count('*'), module) for pattern, module in
@@ -362,28 +342,19 @@ class PciBus:
         return whole.VFIO_PCI if module in ('', 'vfio_pci') else module
 
     def nvswitches(self) -> frozenset[str]:
-        """Device ids of the NVSwitches of this machine.
-
-        :raises SysfsError: if the bus cannot be listed.
-        """
+        """Device ids of the NVSwitches of this machine."""
         return frozenset(
             self._hex(name, 'device') for name in self._sysfs.listdir(*DEVICES)
             if self._hex(name, 'vendor') == _NVIDIA
             and self._hex(name, 'class')[:4] == _BRIDGE)
 
     def iommu_group(self, address: model.PciAddress) -> int | None:
-        """A function's IOMMU group.
-
-        :raises SysfsError: if it cannot be read.
-        """
+        """A function's IOMMU group."""
         return number(self._sysfs.link_name(
             *DEVICES, str(address), 'iommu_group'), 'iommu_group')
 
     def group_members(self, group: int | None) -> tuple[str, ...]:
-        """Addresses of the functions in an IOMMU group; none without group.
-
-        :raises SysfsError: if they cannot be listed.
-        """
+        """Addresses of the functions in an IOMMU group; none without group."""
         if group is None:
             return ()
         return tuple(self._sysfs.listdir('kernel', 'iommu_groups',
@@ -391,10 +362,7 @@ class PciBus:
 
     def neighbours(self, address: model.PciAddress, group: int | None
                    ) -> tuple[whole.Neighbour, ...]:
-        """Return the other functions in the IOMMU group of a function.
-
-        :raises SysfsError: if they cannot be read.
-        """
+        """Return the other functions in the IOMMU group of a function."""
         return tuple(
             whole.Neighbour(name, self._hex(name, 'class')[:4],
                             self._sysfs.link_name(*DEVICES, name, 'driver'))
@@ -409,8 +377,6 @@ class PciBus:
         commit 35ff867b7657 in Linux 5.5). The kernel holds this lock while a
         driver is unbound or bound, which may never end, and a process that
         waits for it cannot be killed.
-
-        :raises SysfsError: if they cannot be listed.
         """
         found = map(_VIRTUAL.fullmatch,
                     self._sysfs.listdir(*DEVICES, str(address)))
@@ -421,8 +387,6 @@ class PciBus:
         """Return the addresses of virtual functions, in order of their index.
 
         There are fewer than ``numvfs`` while they are being removed.
-
-        :raises SysfsError: if one cannot be read.
         """
         found = []
         for index in range(numvfs):
@@ -435,10 +399,7 @@ class PciBus:
 
 
 def number(text: str | None, what: str) -> int | None:
-    """Return the number in a file of sysfs; None if there was no file.
-
-    :raises InvalidValue: if the text is not a number.
-    """
+    """Return the number in a file of sysfs; None if there was no file."""
     if text is None:
         return None
     try:
