@@ -53,7 +53,7 @@ def stuck(owners: Collection[Hashable] | None = None) -> tuple[str, ...]:
     """
     with _making:
         workers = [worker for owner, worker in _workers.items()
-                   if worker.is_here() and (owners is None or owner in owners)]
+                   if owners is None or owner in owners]
     return tuple(sorted(filter(None, (worker.stuck for worker in workers))))
 
 
@@ -73,35 +73,8 @@ def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     items = list(items)
     if len(items) < 2:
         return [function(item) for item in items]
-    branches = [_Branch(function, item) for item in items]
-    for branch in branches:
-        branch.join()
-    return [branch.result() for branch in branches]
-
-
-class _Branch(threading.Thread):
-    """The thread of one of several calls that run in parallel."""
-
-    def __init__(self, function: Callable[[Any], Any], item: Any) -> None:
-        # Formatting a whole Gpu would take longer than most calls.
-        about = getattr(item, 'address', item)
-        super().__init__(name=f'cyborg-gpu-{about}'[:40], daemon=True)
-        self._function = function
-        self._item = item
-        self._answer = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._answer = self._function(self._item)
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._answer
+    with futures.ThreadPoolExecutor(len(items), 'cyborg-gpu') as threads:
+        return list(threads.map(function, items))
 
 
 class _Call:
@@ -128,7 +101,6 @@ class _Worker:
 
     def __init__(self, owner: Hashable) -> None:
         self._owner = owner if isinstance(owner, str) else f'GPU {owner}'
-        self.process = os.getpid()
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._late: tuple[_Call, float] | None = None
         """A call that did not end in time, and its time limit in seconds."""
@@ -170,10 +142,6 @@ class _Worker:
         LOG.error('%s. No other call is made until that one returns.', error)
         raise error
 
-    def is_here(self) -> bool:
-        """Whether the thread runs in this process, not in its parent."""
-        return self.process == os.getpid()
-
     def _refuse_while_stuck(self) -> None:
         late = self._late
         if late is None:
@@ -210,18 +178,19 @@ _missed = 0
 
 def _worker(owner: Hashable) -> _Worker:
     worker = _workers.get(owner)
-    if worker is None or not worker.is_here():
+    if worker is None:
         with _making:
             worker = _workers.get(owner)
-            if worker is None or not worker.is_here():
+            if worker is None:
                 worker = _workers[owner] = _Worker(owner)
     return worker
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held the lock.
+    # The threads remain in the parent. One may have held the lock.
     global _making
     _making = threading.Lock()
+    _workers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

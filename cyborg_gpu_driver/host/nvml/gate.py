@@ -430,26 +430,21 @@ _abandoned: collections.deque[Callable[[], object]] = collections.deque()
 """Functions that close sessions whose objects no longer exist."""
 
 
-def close_soon(process: int, close: Callable[..., object], *arguments: Any
-               ) -> None:
+def close_soon(close: Callable[..., object], *arguments: Any) -> None:
     """Schedule the close of a session whose object no longer exists.
 
     It takes no lock, because Python collects garbage in any thread, even in
     one that is inside pynvml or has the lock of another session.
     """
-    if process == os.getpid():
-        _abandoned.append(functools.partial(close, *arguments))
+    _abandoned.append(functools.partial(close, *arguments))
 
 
 def shut_down(library: Any, timeout: float, closed: Callable[[], object]
               ) -> None:
-    """Close a session whose object no longer exists.
-
-    :param library, timeout, closed: see :func:`.library.shut_down`.
-    """
+    """Close a session whose object no longer exists."""
     if not try_shut_down(library, timeout, closed):
         # nvmlShutdown has not returned yet.
-        close_soon(os.getpid(), closed)
+        close_soon(closed)
 
 
 def close_abandoned() -> None:

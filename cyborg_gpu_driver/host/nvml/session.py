@@ -70,7 +70,6 @@ _BY_INDEX = 'nvmlDeviceGetHandleByIndex'
 class _Open:
     """The state of one open session."""
 
-    process: int
     library: Any
     devices: dict[model.PciAddress, Any] = dataclasses.field(
         default_factory=dict)
@@ -218,11 +217,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                     # nvmlInit or nvmlShutdown may have ended too late.
                     self.gate.closed()
                 return True
-            if session.process != os.getpid():
-                # nvmlShutdown in a forked child would end the parent's
-                # session, whose open files the child has inherited.
-                self._session = None
-                return True
             stuck = ', '.join(deadline.stuck())
             if stuck:
                 if self._said.is_new(stuck, 'close'):
@@ -245,12 +239,11 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def _opened(self) -> _Open:
         session = self._session
-        if session is not None and session.process == os.getpid():
+        if session is not None:
             return session
         with self._mutex:
-            session = self._session
-            if session is not None and session.process == os.getpid():
-                return session
+            if self._session is not None:
+                return self._session
             gate.close_abandoned()
             self.gate.opening()
             try:
@@ -263,7 +256,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self.library_missing = False
             self._said.over()
             self.generation += 1
-            self._session = _Open(os.getpid(), pynvml.nvmlLib)
+            self._session = _Open(pynvml.nvmlLib)
             self._at_end(gate.shut_down, pynvml.nvmlLib, self.timeout,
                          self.gate.closed)
             return self._session
@@ -272,7 +265,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         """Schedule the only call for when this object no longer exists."""
         self._end.detach()
         self._end = weakref.finalize(self, functools.partial(
-            gate.close_soon, os.getpid(), call, *arguments))
+            gate.close_soon, call, *arguments))
         self._end.atexit = False
 
     def _refused(self, code: int) -> exception.NvmlError:
@@ -285,6 +278,9 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         return error
 
     def _forget_after_fork(self) -> None:
+        # nvmlShutdown would end the parent's session, whose open files the
+        # child has inherited.
+        self._end.detach()
         self._mutex = threading.Lock()
         self._session = None
         self.gate.forget()

@@ -132,12 +132,6 @@ class TestCallBudget(BudgetCase):
             self.agent.unbind(*handle)
             self.assertEqual(0, self._instances(), profile)
 
-    def test_a_bind_after_a_report(self):
-        first, second = self._handles('1g.10gb')[:2]
-        self.agent.bind(*first)
-        self.agent.report()
-        self.assertLessEqual(self._count(self.agent.bind, *second), PER_BIND)
-
     def test_claims_elsewhere_make_a_bind_no_dearer(self):
         handles = self._handles('1g.10gb')
         last = handles.pop()

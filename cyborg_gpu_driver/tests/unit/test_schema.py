@@ -176,15 +176,3 @@ class SchemasTest(base.BaseTestCase):
     def test_each_is_one_of_the_draft(self):
         for what in _SCHEMAS:
             jsonschema.Draft202012Validator.check_schema(what)
-
-
-def _all(what):
-    """Generate a schema and the schemas within it."""
-    if isinstance(what, dict):
-        if {'type', 'anyOf', 'const', 'enum'} & set(what):
-            yield what
-        for inner in what.values():
-            yield from _all(inner)
-    elif isinstance(what, list):
-        for inner in what:
-            yield from _all(inner)

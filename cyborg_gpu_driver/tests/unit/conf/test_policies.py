@@ -31,6 +31,12 @@ class PoliciesTest(base.BaseTestCase):
         conf(['--config-file', path], project='test')
         return policies.read(conf)
 
+    def one(self, *lines):
+        """Return the policy of these lines."""
+        (found,) = self.read('\n'.join(
+            ('[gpu]', 'policies = a', '[gpu_policy:a]', *lines))).policies
+        return found
+
     def test_without_policies_the_machine_decides(self):
         settings = self.read('')
         self.assertIsNone(settings.policies)
@@ -45,23 +51,15 @@ class PoliciesTest(base.BaseTestCase):
             self.assertIs(mode, settings.policy_for(gpu).mode)
 
     def test_sizes_of_groups(self):
-        for text, sizes in (('', ()), ('nvlink_sizes = 8, 2,2', (2, 8))):
-            (found,) = self.read(f'''
-                [gpu]
-                policies = one
-                [gpu_policy:one]
-                mode = nvlink
-                {text}
-                ''').policies
+        for lines, sizes in (((), ()), (('nvlink_sizes = 8, 2,2',), (2, 8))):
+            found = self.one('mode = nvlink', *lines)
             self.assertIs(policy.Mode.NVLINK, found.mode)
             self.assertEqual(sizes, found.nvlink_sizes)
-        for text, words in (('mode = mig\nnvlink_sizes = 2', 'mode nvlink'),
-                            ('mode = nvlink\nnvlink_sizes = 0', '0'),
-                            ('mode = nvlink\nprofiles = 1g.10gb', 'mode mig')):
-            error = self.assertRaises(
-                exception.InvalidConfiguration, self.read,
-                f'[gpu]\npolicies = x\n[gpu_policy:x]\n{text}\n')
-            self.assertIn(words, str(error))
+        for lines, word in (
+                (('mode = mig', 'nvlink_sizes = 2'), 'mode nvlink'),
+                (('mode = nvlink', 'nvlink_sizes = 0'), '0'),
+                (('mode = nvlink', 'profiles = 1g.10gb'), 'mode mig')):
+            self.refused(lines, word)
 
     def test_the_first_that_matches_governs(self):
         settings = self.read('''
@@ -92,13 +90,8 @@ class PoliciesTest(base.BaseTestCase):
             self.assertEqual(rest, settings.policy_for(gpu))
 
     def test_a_gpu_that_no_policy_matches_is_not_offered(self):
-        settings = self.read('''
-            [gpu]
-            policies = one
-            [gpu_policy:one]
-            match_uuid = GPU-ABC
-            mode = passthrough
-            ''')
+        settings = policies.Settings(policies=(
+            self.one('mode = passthrough', 'match_uuid = GPU-ABC'),))
         self.assertIsNone(settings.policy_for(_gpu(uuid='GPU-abd')))
         self.assertIsNotNone(settings.policy_for(_gpu(uuid='GPU-abc')))
 
@@ -112,14 +105,8 @@ class PoliciesTest(base.BaseTestCase):
         self.assertIsNotNone(settings.policy_for(_gpu(uuid='GPU-abd')))
 
     def test_a_model_may_be_matched_by_pci_device_id(self):
-        settings = self.read('''
-            [gpu]
-            policies = one
-            [gpu_policy:one]
-            match_model = 20B?
-            mode = passthrough
-            ''')
-        self.assertIsNotNone(settings.policy_for(_gpu()))
+        self.assertTrue(self.one('mode = passthrough', 'match_model = 20B?'
+                                 ).matches(_gpu()))
 
     def test_every_mistake_names_group_and_option(self):
         for text, words in (
@@ -127,26 +114,21 @@ class PoliciesTest(base.BaseTestCase):
                  ('[gpu] ignored_devices', 'nonsense')),
                 ('[gpu]\npolicies = a/b', ('[gpu] policies', 'a/b')),
                 ('[gpu]\npolicies = a,a\n[gpu_policy:a]\nmode = off',
-                 ('[gpu] policies', 'twice')),
-                ('[gpu]\npolicies = a',
-                 ('[gpu_policy:a] mode', 'passthrough')),
-                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = whole',
-                 ('[gpu_policy:a] mode', 'whole', 'passthrough')),
-                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = vgpu',
-                 ('[gpu_policy:a] vgpu_types',)),
-                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = vgpu\n'
-                 'vgpu_types = T4-2B\nprofiles = 1g.10gb',
-                 ('[gpu_policy:a] profiles', 'mig')),
-                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = off\n'
-                 'match_address = 3b:00.0',
-                 ('[gpu_policy:a] match_address', '3b:00.0')),
-                ('[gpu]\npolicies = a\n[gpu_policy:a]\nmode = off\n'
-                 'match_numa_node = zero',
-                 ('[gpu_policy:a] match_numa_node', 'zero'))):
+                 ('[gpu] policies', 'twice'))):
             error = self.assertRaises(exception.InvalidConfiguration,
                                       self.read, text)
             for word in words:
                 self.assertIn(word, str(error))
+        for lines, words in (
+                ((), ('] mode', 'passthrough')),
+                (('mode = vgpu',), ('] vgpu_types',)),
+                (('mode = vgpu', 'vgpu_types = T4-2B', 'profiles = 1g.10gb'),
+                 ('] profiles', 'mig')),
+                (('mode = off', 'match_address = 3b:00.0'),
+                 ('] match_address', '3b:00.0')),
+                (('mode = off', 'match_numa_node = zero'),
+                 ('] match_numa_node', 'zero'))):
+            self.refused(lines, *words)
 
     def refused(self, lines, *words):
         error = self.assertRaises(
@@ -156,47 +138,29 @@ class PoliciesTest(base.BaseTestCase):
             self.assertIn(word, str(error))
 
     def test_vgpu_options(self):
-        one, = self.read('''
-            [gpu]
-            policies = one
-            [gpu_policy:one]
-            mode = vgpu
-            vgpu_types = A40-4Q, A40-8Q
-            max_instances = A40-4Q:6, nvidia-560 : 2
-            mixed_sizes = true
-            vgpu_scheduler = equal-share
-            vgpu_time_slice_us = 2000
-            ''').policies
+        one = self.one(
+            'mode = vgpu', 'vgpu_types = A40-4Q, A40-8Q',
+            'max_instances = A40-4Q:6, nvidia-560 : 2', 'mixed_sizes = true',
+            'vgpu_scheduler = equal-share', 'vgpu_time_slice_us = 2000')
         self.assertEqual((('A40-4Q', 6), ('nvidia-560', 2)),
                          one.max_instances)
         self.assertTrue(one.mixed_sizes)
         self.assertIs(model.SchedulerPolicy.EQUAL_SHARE, one.scheduler)
         self.assertEqual(2_000_000, one.time_slice)
 
-    def test_scheduler_of_gpu_instances(self):
-        one, = self.read('''
-            [gpu]
-            policies = one
-            [gpu_policy:one]
-            mode = mig
-            vgpu_types = DC-1-8Q
-            vgpu_scheduler = fixed-share
-            vgpu_time_slice_us = 3000
-            ''').policies
-        self.assertEqual((model.SchedulerPolicy.FIXED_SHARE, 3_000_000),
-                         (one.scheduler, one.time_slice))
+    def test_options_of_vgpus_in_mode_mig(self):
+        one = self.one(
+            'mode = mig', 'vgpu_types = DC-1-8Q', 'fixed_vgpus = DC-1-8Q:2',
+            'vgpu_scheduler = fixed-share', 'vgpu_time_slice_us = 3000')
+        self.assertEqual(
+            (model.SchedulerPolicy.FIXED_SHARE, 3_000_000, (('DC-1-8Q', 2),)),
+            (one.scheduler, one.time_slice, one.fixed_vgpus))
 
-    def test_fixed_vgpus(self):
-        for mode in ('vgpu', 'mig'):
-            one, = self.read(f'''
-                [gpu]
-                policies = one
-                [gpu_policy:one]
-                mode = {mode}
-                fixed_vgpus = L40S-12Q:2,L40S-24Q:1
-                ''').policies
-            self.assertEqual((('L40S-12Q', 2), ('L40S-24Q', 1)),
-                             one.fixed_vgpus)
+    def test_fixed_vgpus_need_no_types(self):
+        self.assertEqual(
+            (('L40S-12Q', 2), ('L40S-24Q', 1)),
+            self.one('mode = vgpu',
+                     'fixed_vgpus = L40S-12Q:2,L40S-24Q:1').fixed_vgpus)
 
     def test_counts_that_are_none(self):
         for option in ('max_instances', 'fixed_vgpus'):
@@ -226,14 +190,8 @@ class PoliciesTest(base.BaseTestCase):
                              'only supported by mode vgpu and mode mig')
 
     def test_roles(self):
-        one, = self.read('''
-            [gpu]
-            policies = one
-            [gpu_policy:one]
-            mode = auto
-            roles = passthrough, vgpu
-            vgpu_types = A40-4Q
-            ''').policies
+        one = self.one('mode = auto', 'roles = passthrough, vgpu',
+                       'vgpu_types = A40-4Q')
         self.assertEqual((policy.Mode.PASSTHROUGH, policy.Mode.VGPU),
                          one.roles)
         self.assertEqual(one.roles, one.modes)

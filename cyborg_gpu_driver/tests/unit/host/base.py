@@ -3,10 +3,13 @@
 """Base classes of tests on a simulated machine."""
 
 import logging
+import uuid
 
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.program import machines
@@ -54,6 +57,34 @@ class SimulatedTestCase(LogTestCase):
         return self.nvml.create_gpu_instance(
             self.device(address), profile_id,
             model.Placement(*placement) if placement else None)
+
+    def create_mdev(self, function, type_id):
+        """Create an mdev; return its UUID."""
+        name = str(uuid.uuid4())
+        self.platform.sysfs.write(
+            name, 'bus', 'pci', 'devices', str(function),
+            'mdev_supported_types', type_id, 'create')
+        return name
+
+    def set_vgpu(self, function, number):
+        """Set the vGPU type of a function of vendor VFIO; 0 for none."""
+        self.platform.sysfs.write(
+            str(number), 'bus', 'pci', 'devices', str(function), 'nvidia',
+            'current_vgpu_type')
+
+    def gpu(self, address=None, **how):
+        return self.reader.snapshot(**how).gpu(address or self.first)
+
+    def type(self, name, address=None):
+        return next(item for item in self.gpu(address).vgpu_types
+                    if item.name == name)
+
+    def mix(self, enable=True):
+        nvml_vgpu.set_mixed_sizes(self.nvml, self.device(), enable)
+
+    def refusal(self, *call):
+        """Return the symbol of the error with which NVML refuses a call."""
+        return self.assertRaises(exception.NvmlError, *call).symbol
 
     def calls(self):
         """Return the calls of each symbol since the last such request."""

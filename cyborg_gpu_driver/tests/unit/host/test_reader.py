@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import uuid
-
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.host import base
 
@@ -108,51 +106,41 @@ class BudgetTest(base.SimulatedTestCase):
 class DynamicTest(base.SimulatedTestCase):
     """What changes between two snapshots."""
 
-    def _gpu(self, address=None, **how):
-        return self.reader.snapshot(**how).gpu(address or self.first)
-
     def test_uuids_of_mig_devices_in_detail(self):
         made = self.cut(self.first, _3G)
         handle = self.nvml.call('nvmlDeviceGetGpuInstanceById',
                                 self.device(), made.instance_id)
         self.nvml.call('nvmlGpuInstanceCreateComputeInstance', handle, 2)
-        self.assertEqual((), self._gpu().mig.instances[0].mig_uuids)
-        uuids = self._gpu(detail=True).mig.instances[0].mig_uuids
+        self.assertEqual((), self.gpu().mig.instances[0].mig_uuids)
+        uuids = self.gpu(detail=True).mig.instances[0].mig_uuids
         self.assertEqual(1, len(uuids))
         self.assertTrue(uuids[0].startswith('MIG-'))
 
     def test_mdevs_on_virtual_functions(self):
         self.cut(self.first, _1G)
-        vf = self._gpu().vfs[3]
-        mig_type = next(item for item in self._gpu().vgpu_types
+        vf = self.gpu().vfs[3]
+        mig_type = next(item for item in self.gpu().vgpu_types
                         if item.gi_profile_id == _1G)
-        name = self._create_mdev(vf.address, mig_type.mdev_type_id)
-        after = self._gpu()
+        name = self.create_mdev(vf.address, mig_type.mdev_type_id)
+        after = self.gpu()
         self.assertEqual(
             (model.Mdev(name, vf.address, mig_type.mdev_type_id),),
             after.vfs[3].mdevs)
         self.assertEqual(after.vfs[3].mdevs, after.all_mdevs)
         self.platform.sysfs.write('1', 'bus', 'mdev', 'devices', name,
                                   'remove')
-        self.assertEqual((), self._gpu().all_mdevs)
-
-    def _create_mdev(self, parent, type_id):
-        name = str(uuid.uuid4())
-        self.platform.sysfs.write(
-            name, 'bus', 'pci', 'devices', str(parent),
-            'mdev_supported_types', type_id, 'create')
-        return name
+        self.assertEqual((), self.gpu().all_mdevs)
 
     def test_availability_on_a_gpu_without_virtual_functions(self):
         self.use('t4x4')
-        before = {item.type_id: item for item in self._gpu().mdev_types}
+        before = {item.type_id: item for item in self.gpu().mdev_types}
         wanted = next(item for item in before.values()
                       if item.name == 'T4-4C')
         self.assertEqual((4, 4096), (wanted.max_instances,
                                      wanted.framebuffer_mib))
         self.assertEqual(4, wanted.available)
-        name = self._create_mdev(self.first, wanted.type_id)
-        gpu = self._gpu()
+        name = self.create_mdev(self.first, wanted.type_id)
+        gpu = self.gpu()
         self.assertEqual((model.Mdev(name, self.first, wanted.type_id),),
                          gpu.mdevs)
         after = {item.type_id: item.available for item in gpu.mdev_types}
@@ -163,33 +151,19 @@ class DynamicTest(base.SimulatedTestCase):
         self.use('mixed')
         address = self.addresses[1]
         self._turn_mig_off(address)
-        gpu = self._gpu(address)
+        gpu = self.gpu(address)
         self.assertFalse(gpu.mig.enabled)
         time_sliced = next(item for item in gpu.vgpu_types
                            if item.gi_profile_id is None
                            and item.max_instances > 1)
-        self._create_mdev(gpu.vfs[0].address, time_sliced.mdev_type_id)
-        gpu = self._gpu(address)
+        self.create_mdev(gpu.vfs[0].address, time_sliced.mdev_type_id)
+        gpu = self.gpu(address)
         for how in ({}, {'detail': True}):
             self.assertEqual(
                 [0] + [1] * (len(gpu.vfs) - 1),
                 [next(item.available for item in vf.mdev_types
                       if item.type_id == time_sliced.mdev_type_id)
-                 for vf in self._gpu(address, **how).vfs])
-
-    def _asked(self, **how):
-        """Functions of the A100 whose availability a snapshot reads."""
-        real, asked = self.machine.os.open, set()
-
-        def recorded(path, *args):
-            if 'available_instances' in path and '0000:41' in path:
-                asked.add(path.split('/')[-4])
-            return real(path, *args)
-
-        self.machine.os.open = recorded
-        self.reader.snapshot(**how)
-        self.machine.os.open = real
-        return asked
+                 for vf in self.gpu(address, **how).vfs])
 
     def _turn_mig_off(self, address):
         self.machine.sriov_manage(str(address), enable=False)
@@ -198,13 +172,13 @@ class DynamicTest(base.SimulatedTestCase):
         self.machine.sriov_manage(str(address))
 
     def test_virtual_functions_come_and_go(self):
-        self.assertEqual(20, len(self._gpu().vfs))
+        self.assertEqual(20, len(self.gpu().vfs))
         self.machine.sriov_manage(str(self.first), enable=False)
-        gpu = self._gpu()
+        gpu = self.gpu()
         self.assertEqual(((), 0, model.Framework.NONE, ()),
                          (gpu.vfs, gpu.sriov_numvfs, gpu.framework,
                           gpu.problems))
         self.machine.sriov_manage(str(self.first), count=4)
-        gpu = self._gpu()
+        gpu = self.gpu()
         self.assertEqual((4, ()), (len(gpu.vfs), gpu.problems))
         self.assertTrue(all(vf.mdev_types for vf in gpu.vfs))

@@ -17,36 +17,17 @@ from cyborg_gpu_driver.tests.unit.host import base
 
 _1G = 19
 
-
 class VgpuCase(base.SimulatedTestCase):
-    """Four L40S with virtual functions; none has a vGPU."""
+    """L40S with virtual functions; none has a vGPU."""
 
     MACHINE = 'l40sx4'
     GPUS = 2
 
-    def gpu(self, address=None, **how):
-        return self.reader.snapshot(**how).gpu(address or self.first)
-
-    def type(self, name):
-        return next(item for item in self.gpu().vgpu_types
-                    if item.name == name)
-
-    def write(self, function, number):
-        self.platform.sysfs.write(
-            str(number), 'bus', 'pci', 'devices', str(function), 'nvidia',
-            'current_vgpu_type')
-
     def make(self, name, number):
         function = self.gpu().vfs[number].address
-        self.write(function, self.type(name).type_id)
+        self.set_vgpu(function, self.type(name).type_id)
         return function
 
-    def mix(self, enable=True):
-        nvml_vgpu.set_mixed_sizes(self.nvml, self.device(), enable)
-
-
-class TypeTest(VgpuCase):
-    """The static facts of vGPU types."""
 
 class MixedSizesTest(VgpuCase):
 

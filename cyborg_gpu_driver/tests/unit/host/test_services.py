@@ -37,10 +37,17 @@ class ProcCase(base.BaseTestCase):
 
 class RunningTest(ProcCase):
 
-    def test_script_of_python(self):
-        self.run_('/usr/bin/python3', '-sE', '/usr/bin/nova-compute',
-                  '--config-file', '/etc/nova/nova.conf')
-        self.check('nova-compute')
+    def test_without_our_patches(self):
+        for words, comm in (
+                (('/usr/bin/python3', '-sE', '/usr/bin/nova-compute',
+                  '--config-file', '/etc/nova/nova.conf'), 'python3'),
+                (('nova-compute',), 'python3'),
+                # Our command that cannot patch.
+                (('/usr/bin/python3', '/usr/bin/cyborg-gpu-nova-compute'),
+                 'nova-compute')):
+            self.run_(*words, comm=comm)
+            self.check('nova-compute')
+        self.assertTrue(services.running(self.proc).nova_unpatched)
 
     def test_with_our_patches(self):
         for words in (('/opt/v/bin/python3.12',
@@ -51,20 +58,10 @@ class RunningTest(ProcCase):
             self.check('cyborg-gpu-nova-compute')
         self.assertFalse(services.running(self.proc).nova_unpatched)
 
-    def test_our_command_that_cannot_patch(self):
-        self.run_('/usr/bin/python3', '/usr/bin/cyborg-gpu-nova-compute',
-                  comm='nova-compute')
-        self.check('nova-compute')
-        self.assertTrue(services.running(self.proc).nova_unpatched)
-
     def test_one_for_ironic_beside_it(self):
         self.run_('/usr/bin/python3', '/usr/bin/nova-compute')
         self.run_('nova-compute', comm=services.PATCHED)
         self.assertFalse(services.running(self.proc).nova_unpatched)
-
-    def test_program_that_has_the_name(self):
-        self.run_('nova-compute')
-        self.check('nova-compute')
 
     def test_others_that_speak_of_it(self):
         self.run_('vim', '/usr/bin/nova-compute')

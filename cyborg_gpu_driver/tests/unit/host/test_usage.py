@@ -4,7 +4,6 @@
 import dataclasses
 import errno
 import os
-import uuid
 
 import fixtures
 import pynvml
@@ -12,7 +11,6 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
-from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.tests.unit.host import base
@@ -150,39 +148,29 @@ class MdevGuestTest(base.SimulatedTestCase):
     def setUp(self):
         super().setUp()
         self.cut(self.first, 19)
-        self.names = [self._create(0)]
-
-    def _gpu(self):
-        return self.reader.snapshot().gpu(self.first)
-
-    def _create(self, number):
-        gpu = self._gpu()
+        gpu = self.gpu()
         kind = next(item for item in gpu.vgpu_types
                     if item.gi_profile_id == 19)
-        name = str(uuid.uuid4())
-        self.platform.sysfs.write(
-            name, 'bus', 'pci', 'devices', str(gpu.vfs[number].address),
-            'mdev_supported_types', kind.mdev_type_id, 'create')
-        return name
+        self.name = self.create_mdev(gpu.vfs[0].address, kind.mdev_type_id)
 
     def test_only_what_runs_is_known(self):
-        gpu = self._gpu()
+        gpu = self.gpu()
         self.assertEqual(((), ()), (usage.guests(self.platform, gpu),
                                     usage.vgpus(self.platform, gpu)))
-        self.machine.start_guest(self.names[0])
+        self.machine.start_guest(self.name)
         instance = gpu.mig.instances[0].instance_id
         self.assertEqual(
-            (usage.GuestVgpu(gpu.vgpus[0].type_id, self.names[0], instance),),
+            (usage.GuestVgpu(gpu.vgpus[0].type_id, self.name, instance),),
             usage.guests(self.platform, gpu))
-        self.assertEqual(((self.names[0], instance),),
+        self.assertEqual(((self.name, instance),),
                          usage.vgpus(self.platform, gpu))
 
     def test_on_which_function(self):
-        gpu = self._gpu()
+        gpu = self.gpu()
         where = [vf.address for vf in gpu.vfs[:2]]
         self.assertEqual([False, False], [
             usage.may_run(self.platform, gpu, address) for address in where])
-        self.machine.start_guest(self.names[0])
+        self.machine.start_guest(self.name)
         self.assertEqual([True, False], [
             usage.may_run(self.platform, gpu, address) for address in where])
 
@@ -194,30 +182,21 @@ class VendorGuestTest(base.SimulatedTestCase):
 
     def setUp(self):
         super().setUp()
-        self.functions = [vf.address for vf in self._gpu().vfs[:3]]
-        self.kind = next(item for item in self._gpu().vgpu_types
-                         if item.name == 'L40S-8Q')
+        self.functions = [vf.address for vf in self.gpu().vfs[:3]]
+        self.kind = self.type('L40S-8Q')
         for function in self.functions[:2]:
-            self._set(function, self.kind.type_id)
+            self.set_vgpu(function, self.kind.type_id)
 
     def _mix(self):
         """The same vGPUs, in mixed-size mode."""
         for function in self.functions[:2]:
-            self._set(function, 0)
-        nvml_vgpu.set_mixed_sizes(self.nvml, self.device(), True)
+            self.set_vgpu(function, 0)
+        self.mix()
         for function in self.functions[:2]:
-            self._set(function, self.kind.type_id)
-
-    def _gpu(self):
-        return self.reader.snapshot().gpu(self.first)
-
-    def _set(self, function, number):
-        self.platform.sysfs.write(
-            str(number), 'bus', 'pci', 'devices', str(function), 'nvidia',
-            'current_vgpu_type')
+            self.set_vgpu(function, self.kind.type_id)
 
     def _may_run(self, machine=None):
-        gpu = self._gpu()
+        gpu = self.gpu()
         return [usage.may_run(machine or self.platform, gpu, function)
                 for function in self.functions]
 
@@ -264,28 +243,20 @@ class VendorInstanceTest(base.SimulatedTestCase):
 
     def setUp(self):
         super().setUp()
-        gpu = self._gpu()
-        self.kind = next(item for item in gpu.vgpu_types
-                         if item.name == 'DC-1-24Q')
+        gpu = self.gpu()
+        self.kind = self.type('DC-1-24Q')
         self.made = self.cut(self.first, self.kind.gi_profile_id)
         self.function = gpu.vfs[2].address
-        self.platform.sysfs.write(
-            str(self.kind.type_id), 'bus', 'pci', 'devices',
-            str(self.function), 'nvidia', 'current_vgpu_type')
-
-    def _gpu(self):
-        return self.reader.snapshot().gpu(self.first)
+        self.set_vgpu(self.function, self.kind.type_id)
 
     def test_told_apart_by_instance(self):
         self.cut(self.first, self.kind.gi_profile_id)
-        other = self._gpu().vfs[5].address
-        self.platform.sysfs.write(
-            str(self.kind.type_id), 'bus', 'pci', 'devices', str(other),
-            'nvidia', 'current_vgpu_type')
+        other = self.gpu().vfs[5].address
+        self.set_vgpu(other, self.kind.type_id)
         self.machine.start_guest(str(other))
         machine = dataclasses.replace(self.platform,
                                       vfio_holders=lambda address: ())
-        gpu = self._gpu()
+        gpu = self.gpu()
         self.assertEqual([False, True], [
             usage.may_run(machine, gpu, function)
             for function in (self.function, other)])
@@ -294,7 +265,7 @@ class VendorInstanceTest(base.SimulatedTestCase):
         self.machine.start_guest(str(self.function))
         self.machine.faults.fail_read('*/nvidia/gpu_instance_id',
                                       errno.ENXIO, times=None)
-        gpu = self._gpu()
+        gpu = self.gpu()
         self.assertIsNone(gpu.vgpus[0].instance_id)
         self.assertEqual(((str(self.function), self.made.instance_id),),
                          usage.vgpus(self.platform, gpu))

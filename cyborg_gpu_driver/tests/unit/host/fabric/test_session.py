@@ -92,33 +92,6 @@ class VgpuModeTest(FabricCase):
         self.assertEqual((), self.machine.active_partitions)
         self.refused('UNINITIALIZED', self.session.deactivate, 7)
 
-    def test_overlaps_exclude_each_other(self):
-        found = self.session.partitions()
-        for first in found:
-            self.session.activate_with_functions(
-                first.partition_id, self.function(first))
-            for second in found:
-                if second.overlaps(first):
-                    self.refused(
-                        'IN_USE', self.session.activate_with_functions,
-                        second.partition_id, self.function(second))
-                else:
-                    self.session.activate_with_functions(
-                        second.partition_id, self.function(second))
-                    self.session.deactivate(second.partition_id)
-            self.session.deactivate(first.partition_id)
-
-    def test_what_cannot_be_activated(self):
-        one, other = self.session.partitions()[7:9]
-        for number, functions in (
-                (99, self.function(one)), (7, self.function(other)),
-                (7, []), (7, 2 * self.function(one)),
-                (7, [model.PciAddress(0, 0, 0, 0)])):
-            self.refused('BADPARAM', self.session.activate_with_functions,
-                         number, functions)
-        self.refused('NOT_SUPPORTED', self.session.activate, 7)
-        self.assertEqual((), self.machine.active_partitions)
-
     def test_a_restart_is_noticed(self):
         self.session.partitions()
         self.machine.start_fabric_manager()
@@ -237,14 +210,3 @@ class AmpereTest(FabricCase):
             item.partition_id for item in found.partitions
             if not item.supported])
         self.refused('BADPARAM', self.session.deactivate, 26)
-
-    def test_mig_mode_at_the_start_takes_the_partitions(self):
-        with self.machine.operation(write=True):
-            self.machine.gpus[0].state.mig = True
-        self.assertTrue(all(item.supported for item
-                            in self.look().partitions))
-        self.machine.start_fabric_manager()
-        self.assertFalse(any(
-            item.supported for item in self.look().partitions
-            if self.machine.gpus[0].address in {
-                str(member.address) for member in item.members}))

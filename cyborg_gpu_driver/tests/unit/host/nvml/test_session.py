@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 
-import fixtures
 import pynvml
-from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
-_1G, _2G, _3G, _7G = 19, 14, 9, 0
-_A_MINUTE = 60
-_FORKS = 5
+_1G, _3G = 19, 9
 _CHILD = 20
 """Seconds after which the test kills a child that hangs."""
 
@@ -79,25 +72,6 @@ class SessionTest(base.SimulatedTestCase):
         # The parent's session has outlived the child's.
         self.nvml.mig_mode(self.device())
 
-    def test_child_of_c_opens_its_own_session(self):
-        """The C library's fork does not notify Python of the new process.
-
-        So the child hangs if a thread of the parent has just requested the
-        interpreter's lock. This says nothing about the library, so the test
-        tries again.
-        """
-        fork = ctypes.PyDLL(None).fork
-        self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
-        # A thread requests the lock after it has waited this long.
-        sys.setswitchinterval(_A_MINUTE)
-        for _ in range(_FORKS):
-            self.device()
-            status = self.child_opens(fork)
-            if status != signal.SIGKILL:
-                break
-        self.assertEqual(0, status)
-        self.nvml.mig_mode(self.device())
-
     def child_opens(self, fork):
         """Open NVML in a forked child; return the child's wait status.
 
@@ -147,22 +121,6 @@ class SessionTest(base.SimulatedTestCase):
         self.assertEqual(0, os.waitpid(child, 0)[1])
 
 
-class LibraryTest(oslo_base.BaseTestCase):
-
-    def test_no_library(self):
-        for name, value in (('nvmlLib', None), ('_nvmlLib_refcount', 0),
-                            ('_nvmlGetFunctionPointer_cache', {}),
-                            ('CDLL', self._loader)):
-            self.useFixture(fixtures.MonkeyPatch(f'pynvml.{name}', value))
-        session = nvml.NvmlSession()
-        self.assertIsNotNone(session.problem())
-        self.assertTrue(session.library_missing)
-
-    def _loader(self, name):
-        """The system's loader, which knows no library."""
-        raise OSError(f'{name}: cannot open shared object file')
-
-
 class InstanceTest(base.SimulatedTestCase):
     """GPU instances, as bind and unbind need them."""
 
@@ -189,18 +147,3 @@ class InstanceTest(base.SimulatedTestCase):
         self.assertEqual('IN_USE', error.symbol)
         self.nvml.destroy_compute_instances(self.device(), made.instance_id)
         self.nvml.destroy_gpu_instance(self.device(), made.instance_id)
-
-    def test_mig_mode_of_ampere_and_hopper(self):
-        self.use('mixed')
-        turing, ampere, hopper = self.addresses[:3]
-        self.machine.sriov_manage(str(ampere), enable=False)
-        self.assertEqual('SUCCESS', self.nvml.set_mig_mode(
-            self.device(ampere), False))
-        # The mode change reset the GPU, so its old handle is invalid.
-        self.nvml.forget(ampere)
-        self.assertEqual((False, False),
-                         self.nvml.mig_mode(self.device(ampere)))
-        self.assertEqual('SUCCESS', self.nvml.set_mig_mode(
-            self.device(hopper), True))
-        self.assertEqual((True, True),
-                         self.nvml.mig_mode(self.device(hopper)))

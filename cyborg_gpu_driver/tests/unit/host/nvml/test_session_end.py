@@ -4,7 +4,6 @@
 
 import contextlib
 import gc
-import os
 import threading
 import time
 
@@ -39,7 +38,7 @@ class SessionEndTest(base.SimulatedTestCase):
                                       self.calls().get('nvmlShutdown')))
 
     def test_abandoned_session_that_cannot_be_closed_stops_no_other(self):
-        gate.close_soon(os.getpid(), self.fail, 'this machine is no more')
+        gate.close_soon(self.fail, 'this machine is no more')
         self.assertTrue(self.nvml.driver_version())
 
     def test_a_session_that_opens_too_late_is_closed(self):
@@ -82,8 +81,8 @@ class SessionEndTest(base.SimulatedTestCase):
         with self.slow_call():
             sessions[0].timeout = 0.02
             sessions[0]._end.detach()
-            gate.close_soon(os.getpid(), gate.shut_down,
-                            pynvml.nvmlLib, 0.02, opened.closed)
+            gate.close_soon(gate.shut_down, pynvml.nvmlLib, 0.02,
+                            opened.closed)
             gate.close_abandoned()
             self.assertTrue(opened.is_open)
         self.wait_until_closed(opened)

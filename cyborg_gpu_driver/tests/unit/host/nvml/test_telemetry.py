@@ -25,6 +25,15 @@ class _Case(base.SimulatedTestCase):
     def sample(self, address=None):
         return self.telemetry.read(address or self.first)
 
+    def make(self):
+        """Create a MIG device; return the id of its GPU instance."""
+        made = self.cut(self.first, 19)
+        instance = self.nvml.call('nvmlDeviceGetGpuInstanceById',
+                                  self.device(), made.instance_id)
+        self.nvml.call('nvmlGpuInstanceCreateComputeInstance', instance,
+                       next(self.nvml.compute_profiles(instance)).id)
+        return made.instance_id
+
     def values(self, address=None):
         """Values by quantity and labels."""
         found = self.sample(address).values
@@ -86,11 +95,7 @@ class MigTest(_Case):
     def setUp(self):
         super().setUp()
         for _ in range(2):
-            made = self.cut(self.first, 19)
-            instance = self.nvml.call('nvmlDeviceGetGpuInstanceById',
-                                      self.device(), made.instance_id)
-            self.nvml.call('nvmlGpuInstanceCreateComputeInstance', instance,
-                           next(self.nvml.compute_profiles(instance)).id)
+            self.make()
 
     def test_instances_have_memory_and_the_gpu_no_utilization(self):
         found = self.values()
@@ -136,14 +141,6 @@ class InstanceUtilizationTest(_Case):
 
     MACHINE = 'hgx-h100'
     PERCENTS = (90, 80, 30, 25)
-
-    def make(self):
-        made = self.cut(self.first, 19)
-        instance = self.nvml.call('nvmlDeviceGetGpuInstanceById',
-                                  self.device(), made.instance_id)
-        self.nvml.call('nvmlGpuInstanceCreateComputeInstance', instance,
-                       next(self.nvml.compute_profiles(instance)).id)
-        return made.instance_id
 
     def busy(self):
         return {(item.quantity, *map(int, item.labels)): item.value
@@ -225,9 +222,7 @@ class VgpuTest(_Case):
         self.assertEqual((), self.sample().vgpus)
 
     def test_a_hypervisor_that_knows_no_uuid(self):
-        self.start('12')
-        self.assertEqual('', self.sample().vgpus[0].server)
-
-    def test_what_is_no_uuid_is_no_server(self):
-        self.start('../../etc')
-        self.assertEqual('', self.sample().vgpus[0].server)
+        for name in ('12', '../../etc'):
+            self.start(name)
+            self.assertEqual('', self.sample().vgpus[0].server)
+            self.machine.stop_guest(_MDEV)

@@ -4,7 +4,6 @@
 import fixtures
 import pynvml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.host import base
@@ -13,26 +12,9 @@ _POLICIES = tuple(model.SchedulerPolicy)
 _MS = 1_000_000
 
 
-class VgpuCase(base.SimulatedTestCase):
-    """Four L40S with virtual functions; none has a vGPU."""
+class MixedSizesTest(base.SimulatedTestCase):
 
     MACHINE = 'l40sx4'
-
-    def gpu(self, address=None):
-        return self.reader.snapshot().gpu(address or self.first)
-
-    def type(self, name, address=None):
-        return next(item for item in self.gpu(address).vgpu_types
-                    if item.name == name)
-
-    def refusal(self, *call):
-        return self.assertRaises(exception.NvmlError, *call).symbol
-
-    def mix(self, enable=True, address=None):
-        nvml_vgpu.set_mixed_sizes(self.nvml, self.device(address), enable)
-
-
-class MixedSizesTest(VgpuCase):
 
     def mixed_sizes(self):
         """Whether the mode is on; None if the GPU does not have it."""
@@ -63,8 +45,10 @@ class MixedSizesTest(VgpuCase):
             self.assertEqual('UNKNOWN', self.refusal(self.mixed_sizes))
 
 
-class PlacementTest(VgpuCase):
+class PlacementTest(base.SimulatedTestCase):
     """Placements, on drivers with either version of the list."""
+
+    MACHINE = 'l40sx4'
 
     def _placements(self, address, name):
         return nvml_vgpu.supported_placements(
@@ -105,7 +89,9 @@ class PlacementTest(VgpuCase):
                                                      'L40S-24Q'))
 
 
-class SchedulerTest(VgpuCase):
+class SchedulerTest(base.SimulatedTestCase):
+
+    MACHINE = 'l40sx4'
 
     def _now(self):
         device = self.device()
