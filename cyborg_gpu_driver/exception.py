@@ -54,17 +54,9 @@ class NvmlError(GpuDriverError):
 
     template = '{call} failed: {symbol} ({code})'
 
-    @property
-    def code(self):
-        return self.kwargs['code']
-
-    @property
-    def call(self):
-        return self.kwargs['call']
-
-    @property
-    def symbol(self):
-        return self.kwargs['symbol']
+    code = property(lambda self: self.kwargs['code'])
+    call = property(lambda self: self.kwargs['call'])
+    symbol = property(lambda self: self.kwargs['symbol'])
 
 
 class NvmlNotAnswering(NvmlError):
@@ -102,9 +94,7 @@ class SysfsError(GpuDriverError):
 
     template = '{action} {path}: {reason} (errno {errno})'
 
-    @property
-    def errno(self):
-        return self.kwargs['errno']
+    errno = property(lambda self: self.kwargs['errno'])
 
 
 class UnknownGpu(GpuDriverError):

@@ -101,12 +101,10 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def live(self) -> live.LiveHost:
-        """The last snapshot, kept up to date with this process's changes."""
         return live.LiveHost(self.reader, self.settings, self.records)
 
     @functools.cached_property
     def health(self) -> health.GpuHealth:
-        """Knows the health of the GPUs."""
         return health.GpuHealth(
             self.platform, self.state_path, self,
             clean_checks=CLEAN_CHECKS,
@@ -115,30 +113,25 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def claimed_vgpus(self) -> partitions.Vgpus:
-        """Creates and destroys the vGPUs of claims."""
         return partitions.Vgpus(self.platform, self.live, self.records,
                                 self.health)
 
     @functools.cached_property
     def claimed_groups(self) -> partitions.Groups:
-        """Connects and disconnects the groups of claims."""
         return partitions.Groups(self.platform, self.live, self.records,
                                  self.history, self.resetter)
 
     @functools.cached_property
     def history(self) -> audit.Audit:
-        """The audit log."""
         return audit.Audit(self.state_path)
 
     @functools.cached_property
     def transactions(self) -> transaction.Transactions:
-        """Changes GPUs, and rolls back changes that fail."""
         return transaction.Transactions(self.platform, self.reader,
                                         self.state_path)
 
     @functools.cached_property
     def binder(self) -> binder.Binder:
-        """Carries out binds and unbinds."""
         return binder.Binder(
             self.live, self.claimed_vgpus, self.claimed_groups,
             admission.Admission(self.live, self, self.cordons, self.health),
@@ -146,18 +139,15 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def turns(self) -> admission.Turns:
-        """The binds of this process that have not ended."""
         return admission.Turns()
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:
-        """Rebuilds lost claims."""
         return rebuild.Rebuilder(self.platform, self.live, self.records,
                                  self)
 
     @functools.cached_property
     def reconciler(self) -> reconcile.Reconciler:
-        """Compares the records of who has which accelerator."""
         return reconcile.Reconciler(
             self.platform, self.live, self.records, self.settings,
             groups.Connections(self.platform, self.live, self.records),
@@ -166,35 +156,29 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def applier(self) -> apply.Applier:
-        """Changes layouts."""
         return apply.Applier(self.transactions)
 
     @functools.cached_property
     def preparer(self) -> prepare.Preparer:
-        """Makes GPUs ready for their policies."""
         return prepare.Preparer(
             self.transactions, self.settings, self.health, self)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:
-        """Makes and removes the fixed vGPUs of policies."""
         return fixed.FixedVgpus(self.transactions, self.settings)
 
     @functools.cached_property
     def restorer(self) -> restore.Restorer:
-        """Restores after a reboot what existed before."""
         return restore.Restorer(self.transactions, self.claimed_vgpus,
                                 self.fixed, self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.VgpuOrphans:
-        """Knows to whom the vGPUs belong."""
         return orphans.VgpuOrphans(self.platform, self.reader, self.records,
                                    self.settings)
 
     @functools.cached_property
     def resetter(self) -> reset.Resetter:
-        """Resets GPUs."""
         return reset.Resetter(self.platform, self.health)
 
     @functools.cached_property
@@ -210,19 +194,16 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def withdrawal(self) -> withdrawal.Withdrawal:
-        """Compares a report with the last one."""
         return withdrawal.Withdrawal(
             self.state_path, self._reserved_writer, self.device,
             self.hostname)
 
     @functools.cached_property
     def cordons(self) -> cordons.GpuCordons:
-        """Knows which GPUs get no new server."""
         return cordons.GpuCordons(self.state_path)
 
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
-        """Cleans whole GPUs that servers have released."""
         return cleaning.Cleaner(
             self.resetter, self.state_path, self._reserved_writer,
             self.history, self.settings.clean_whole_gpus)

@@ -40,26 +40,20 @@ _ONLY_IN = {
 class Settings:
     """What the operator decided about this host's GPUs.
 
-    ``policies`` is None if none is configured.
+    ``policies`` is None if none is configured. The fields from ``prepare`` on
+    are the options of ``[gpu]`` of that name.
     """
 
     policies: tuple[policy.Policy, ...] | None = None
     ignored_addresses: frozenset[model.PciAddress] = frozenset()
     ignored_uuids: frozenset[str] = frozenset()
     prepare: bool = True
-    """``[gpu] prepare``."""
     clean_whole_gpus: bool = True
-    """``[gpu] clean_whole_gpus``."""
     health_events: bool = True
-    """``[gpu] health_events``."""
     health_cordon_errors: int = 0
-    """``[gpu] health_cordon_errors``."""
     health_ignored_xids: frozenset[int] = frozenset()
-    """``[gpu] health_ignored_xids``."""
     bind_timeout: int | None = None
-    """``[gpu] bind_timeout``, in seconds."""
     orphan_grace: int = 300
-    """``[gpu] orphan_grace``, in seconds."""
 
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether ``[gpu] ignored_devices`` names this GPU."""

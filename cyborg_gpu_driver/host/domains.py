@@ -34,7 +34,7 @@ def connect() -> Any:
     """Open a read-only connection with libvirt's Python module."""
     module = importlib.import_module(MODULE)
     # Without a handler, libvirt prints each error.
-    module.registerErrorHandler(_ignore, None)
+    module.registerErrorHandler(lambda _context, _error: None, None)
     return module.openReadOnly(URI)
 
 
@@ -84,7 +84,3 @@ class DomainReader:
             return found
         finally:
             connection.close()
-
-
-def _ignore(_context: object, _error: object) -> None:
-    """Ignore an error, as an error handler of libvirt."""

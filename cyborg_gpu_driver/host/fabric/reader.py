@@ -131,25 +131,21 @@ def _configured(machine: platform.Platform) -> dict[str, Any]:
     return {'mode': found.mode, 'address': found.address}
 
 
-def _failed(machine: platform.Platform) -> tuple[str, ...]:
-    """Return the devices whose NVLinks have failed, as far as reported.
-
-    A fabric manager that was started with ``--restart`` never reports them
-    ("Getting a List of Devices with Failed NVLinks" in the user guide).
-    """
-    try:
-        return machine.fabric.failed_devices()
-    except exception.FabricError as error:
-        if error.symbol != 'NOT_SUPPORTED':
-            raise
-    return ()
-
-
 def _asked(machine: platform.Platform) -> dict[str, Any]:
-    """Return what the fabric manager itself reports."""
+    """Return what the fabric manager itself reports.
+
+    A fabric manager that was started with ``--restart`` never reports failed
+    NVLinks ("Getting a List of Devices with Failed NVLinks" in the user
+    guide).
+    """
+    failed: tuple[str, ...] = ()
     try:
         found = (*machine.fabric.partitions(), *machine.fabric.unsupported())
-        failed = _failed(machine)
+        try:
+            failed = machine.fabric.failed_devices()
+        except exception.FabricError as error:
+            if error.symbol != 'NOT_SUPPORTED':
+                raise
     except exception.GpuDriverError as error:
         return {'problem': str(error)}
     return {'failed': failed, 'partitions': tuple(

@@ -40,11 +40,11 @@ _NO_NUMBER = 0xffffffff
 _PREFIX = 'NVML_ERROR_'
 _SYMBOLS = {getattr(pynvml, name): name[len(_PREFIX):]
             for name in dir(pynvml) if name.startswith(_PREFIX)}
-_MISSING = 'LIBRARY_NOT_FOUND'
-_NOT_LOADED = 'DRIVER_NOT_LOADED'
+MISSING = 'LIBRARY_NOT_FOUND'
+NOT_LOADED = 'DRIVER_NOT_LOADED'
 _REASONS = {
-    _MISSING: 'there is no NVML library (libnvidia-ml.so.1) on this machine',
-    _NOT_LOADED: 'the NVIDIA kernel driver is not loaded',
+    MISSING: 'there is no NVML library (libnvidia-ml.so.1) on this machine',
+    NOT_LOADED: 'the NVIDIA kernel driver is not loaded',
     'LIB_RM_VERSION_MISMATCH': 'the NVML library and the loaded NVIDIA '
                                'kernel driver are of different versions; a '
                                'process keeps the library that it has '
@@ -140,16 +140,6 @@ def indexed(ask: Callable[[int], Any], limit: int = _INDEX_LIMIT
                 raise
         else:
             yield index, found
-
-
-def is_missing(failure: exception.NvmlError) -> bool:
-    """Whether there is no NVML library at all."""
-    return failure.symbol == _MISSING
-
-
-def is_usual(failure: exception.NvmlError) -> bool:
-    """Whether a healthy machine may have this error."""
-    return failure.symbol in (_MISSING, _NOT_LOADED)
 
 
 def known(number: int | None) -> int | None:

@@ -270,10 +270,12 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def _refused(self, code: int) -> exception.NvmlError:
         error = gate.error(INIT, code)
-        self.library_missing = gate.is_missing(error)
+        self.library_missing = error.symbol == gate.MISSING
         reason = gate.reason(error)
         if self._said.is_new(reason):
-            LOG.log(logging.INFO if gate.is_usual(error)
+            # A healthy machine may have no library and no driver.
+            LOG.log(logging.INFO
+                    if error.symbol in (gate.MISSING, gate.NOT_LOADED)
                     else logging.WARNING, 'NVML is not available: %s', reason)
         return error
 

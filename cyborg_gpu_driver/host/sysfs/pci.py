@@ -353,20 +353,16 @@ class PciBus:
         return number(self._sysfs.link_name(
             *DEVICES, str(address), 'iommu_group'), 'iommu_group')
 
-    def group_members(self, group: int | None) -> tuple[str, ...]:
-        """Addresses of the functions in an IOMMU group; none without group."""
-        if group is None:
-            return ()
-        return tuple(self._sysfs.listdir('kernel', 'iommu_groups',
-                                         str(group), 'devices'))
-
     def neighbours(self, address: model.PciAddress, group: int | None
                    ) -> tuple[whole.Neighbour, ...]:
         """Return the other functions in the IOMMU group of a function."""
+        if group is None:
+            return ()
         return tuple(
             whole.Neighbour(name, self._hex(name, 'class')[:4],
                             self._sysfs.link_name(*DEVICES, name, 'driver'))
-            for name in sorted(self.group_members(group))
+            for name in self._sysfs.listdir('kernel', 'iommu_groups',
+                                            str(group), 'devices')
             if name != str(address))
 
     def numvfs(self, address: model.PciAddress) -> int:

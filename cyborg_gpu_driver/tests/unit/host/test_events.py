@@ -74,13 +74,6 @@ class EventSetTest(base.SimulatedTestCase):
         self.settle()
         self.assertEqual(7, len(self.set.members))
 
-    def test_a_gpu_without_these_events(self):
-        self.machine.faults.fail(
-            'nvmlDeviceGetSupportedEventTypes',
-            pynvml.NVML_ERROR_NOT_SUPPORTED, address=str(self.first))
-        self.settle()
-        self.assertEqual(7, len(self.set.members))
-
     def test_a_lost_gpu_is_told_and_the_others_are_waited_on(self):
         self.settle()
         self.machine.lose_gpu(str(self.first))

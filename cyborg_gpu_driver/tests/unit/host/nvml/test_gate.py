@@ -280,14 +280,6 @@ class GateTest(base.BaseTestCase):
         self.assertFalse(os.path.exists(self.state_path))
         os.mkdir(self.state_path)
 
-    def test_a_session_is_closed_whatever_lock_is_held(self):
-        """Any thread may collect garbage, even one that holds a lock."""
-        session = self.session()
-        session.use()
-        with gate._closer._mutex:
-            self.in_thread(session.reset).get(timeout=scope.HANG)
-        self.assertEqual('alone', self._alone(self.session()))
-
     def test_without_a_thread_that_closes_it_nothing_is_opened(self):
         # Sessions of other tests may keep the thread of the process alive.
         self.useFixture(fixtures.MonkeyPatch(
