@@ -62,7 +62,7 @@ class _Node(node.Node):
         super().__init__(conf, settings, hostname, tree, mdev_problem)
         self.publisher = publishing.Publisher(self._write)
         self.gpus_of_others = earlier.Earlier(tree, hostname)
-        self._requests = cyborg.RequestWatch(conf.gpu.os_cloud, hostname)
+        self._requests = cyborg.RequestWatch(conf, hostname)
         self.claims: reconcile.Requests | None = None
         """Cyborg's last answer about the accelerator requests."""
         self.drift = drift.Drift(tree, hostname)
@@ -138,6 +138,7 @@ class Agent:
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
+        connection.register_opts(conf)
         self._tree = publishing.ProviderTree(placement)
         self._node = _Node(conf, settings, hostname, self._tree,
                            mdev_problem)
@@ -161,8 +162,9 @@ class Agent:
                                             self._event)
         self._binder = self._node.binder
         self._finisher = orphans.Finisher(
-            functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
-            if conf.gpu.os_cloud else None,
+            functools.partial(connection.Cloud.of_section, conf,
+                              connection.SECTION)
+            if connection.is_configured(conf) else None,
             hostname, settings.orphan_grace)
         self._turn = threading.Lock()
         """Held by a report, and by the thread that works between two."""

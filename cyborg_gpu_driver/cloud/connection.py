@@ -20,6 +20,8 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 
+SECTION = 'gpu_cloud'
+"""The section of cyborg.conf with the user of the agent."""
 _ADMIN = 'admin'
 """The role to which Cyborg shows the objects of all projects."""
 _VARIABLES = ('OS_CLOUD', 'OS_AUTH_URL')
@@ -34,6 +36,19 @@ _NAMES = {'accelerator': 'Cyborg', 'baremetal': 'Ironic', 'compute': 'Nova',
 def is_named(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the environment names a cloud."""
     return any(environment.get(name) for name in _VARIABLES)
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register ``[gpu_cloud]``, unless it is registered."""
+    for register in (loading.register_auth_conf_options,
+                     loading.register_session_conf_options,
+                     loading.register_adapter_conf_options):
+        register(conf, SECTION)
+
+
+def is_configured(conf: cfg.ConfigOpts) -> bool:
+    """Whether ``[gpu_cloud]`` names a user."""
+    return bool(conf[SECTION].auth_type or conf[SECTION].auth_section)
 
 
 class Cloud:

@@ -158,23 +158,22 @@ class _Watch:
 class DisabledWatch(_Watch):
     """Reads which GPUs of one host are disabled.
 
-    :param conf: with ``[gpu] os_cloud``, the cloud to ask. If it is unset, the
-        watch asks Cyborg as the user that ``[placement]`` names.
+    :param conf: with the user of ``[gpu_cloud]``. Without one, the watch asks
+        Cyborg as the user that ``[placement]`` names.
     """
 
     problem = ('Cannot read from Cyborg which devices are disabled: %s. The '
-               'last known answer stays in effect. The user of [gpu] '
-               'os_cloud, or of [placement] if os_cloud is unset, needs the '
-               'role admin.')
+               'last known answer stays in effect. The user of [gpu_cloud], '
+               'or of [placement] if that is unset, needs the role admin.')
 
     def __init__(self, conf: cfg.ConfigOpts, host: str):
         super().__init__(host)
         self._conf = conf
 
     def connect(self) -> connection.Cloud:
-        if self._conf.gpu.os_cloud:
-            return connection.Cloud.named(self._conf.gpu.os_cloud)
-        return connection.Cloud.of_section(self._conf, _SECTION)
+        return connection.Cloud.of_section(
+            self._conf, connection.SECTION
+            if connection.is_configured(self._conf) else _SECTION)
 
     def ask(self, cloud: connection.Cloud) -> frozenset[model.PciAddress]:
         return disabled(cloud, self._host)
@@ -183,19 +182,18 @@ class DisabledWatch(_Watch):
 class RequestWatch(_Watch):
     """Reads what the accelerator requests hold on one host.
 
-    :param name: of the cloud, in ``clouds.yaml``; if it is empty, nothing is
-        read.
+    :param conf: with ``[gpu_cloud]``. Without a user, nothing is read.
     """
 
     problem = 'Cannot read the accelerator requests: %s'
 
-    def __init__(self, name: str | None, host: str):
+    def __init__(self, conf: cfg.ConfigOpts, host: str):
         super().__init__(host)
-        self._name = name
+        self._conf = conf
         self._is_first = True
 
     def connect(self) -> connection.Cloud:
-        return connection.Cloud.named(self._name)
+        return connection.Cloud.of_section(self._conf, connection.SECTION)
 
     def ask(self, cloud: connection.Cloud) -> reconcile.Requests | None:
         is_first, self._is_first = self._is_first, False
@@ -205,7 +203,8 @@ class RequestWatch(_Watch):
         return read_claims(cloud, self._host)
 
     def read(self) -> reconcile.Requests | None:
-        return super().read() if self._name else None
+        return (super().read() if connection.is_configured(self._conf)
+                else None)
 
 
 def disabled(cloud: connection.Cloud, host: str

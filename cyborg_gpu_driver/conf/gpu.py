@@ -98,15 +98,6 @@ GPU_OPTS = [
              'conductor fails the request without notifying the agent. If '
              'unset, it is half of rpc_response_timeout in the configuration '
              'of the agent.'),
-    cfg.StrOpt(
-        'os_cloud',
-        help='Cloud of clouds.yaml whose accelerator requests are compared '
-             'with what is bound on this host. Its user must be an '
-             'administrator. If unset, accelerator requests are not read, and '
-             'nothing is removed for having no accelerator request. The cloud '
-             'also tells which devices are disabled; if unset, Cyborg is '
-             'asked as the user of [placement]. If the user also has the role '
-             'service, the requests of deleted servers are deleted.'),
     cfg.IntOpt(
         'orphan_grace', default=300, min=0, advanced=True,
         help='Seconds to wait before an apparent leftover counts as one: '

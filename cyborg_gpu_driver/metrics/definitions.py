@@ -71,13 +71,13 @@ LABELS = {
             'vGPUs without mdev.',
     'vf': 'Address of the virtual function. Empty for a whole GPU and a group '
           'of GPUs.',
-    'server': 'UUID of the server. For a vGPU or slice, known with ``[gpu] '
-              'os_cloud``, or from libvirt or NVML.',
-    'arq': 'UUID of the accelerator request. Empty unless ``[gpu] os_cloud`` '
+    'server': 'UUID of the server. For a vGPU or slice, known with '
+              '``[gpu_cloud]``, or from libvirt or NVML.',
+    'arq': 'UUID of the accelerator request. Empty unless ``[gpu_cloud]`` '
            'is set.',
     'project': "Id of the server's project; empty if unknown. For "
                'assignments, it is known with ``--libvirt``; for their time, '
-               'with ``[gpu] os_cloud`` or for a whole GPU.',
+               'with ``[gpu_cloud]`` or for a whole GPU.',
     'flavor': "Name of the server's flavor, known with ``--libvirt``.",
     'code': 'The condition, as ``cyborg-gpu doctor`` names it.',
     'phase': '``binding``, ``bound`` or ``unbinding``.',

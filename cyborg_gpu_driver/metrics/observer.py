@@ -18,6 +18,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
@@ -142,7 +143,7 @@ class Observer:
         """The projects of servers that the ledger of a GPU does not name.
 
         :returns: by handle, or by server for a whole GPU. Those of vGPUs and
-            slices need Cyborg's answers: see ``[gpu] os_cloud``.
+            slices need Cyborg's answers: see ``[gpu_cloud]``.
         :raises Exception: if Placement does not answer.
         """
         servers = {}
@@ -156,7 +157,7 @@ class Observer:
                 continue
             if item.profile == policy.Mode.PASSTHROUGH.value:
                 server = item.key
-            elif not self._node.conf.gpu.os_cloud:
+            elif not connection.is_configured(self._node.conf):
                 server = ''
             elif item.key in servers:
                 server = servers[item.key]

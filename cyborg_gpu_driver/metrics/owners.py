@@ -2,7 +2,7 @@
 
 """The server of a GPU, vGPU or slice, as far as this host knows it.
 
-The sources are Cyborg, if the agent may ask it (``[gpu] os_cloud``), libvirt,
+The sources are Cyborg, if the agent may ask it (``[gpu_cloud]``), libvirt,
 by the devices of its virtual machines, and NVML, by the virtual machine of a
 vGPU. An answer that is older than the bind is not used: handles and functions
 are given to one server after another. Nova stops a server before its

@@ -444,7 +444,7 @@ class Store(boards.Records):
                         f'its record {_LOST}',
                         'each report of the agent and "cyborg-gpu doctor '
                         '--repair" try to rebuild them; in mode nvlink this '
-                        'needs [gpu] os_cloud; if the GPU has been removed '
+                        'needs [gpu_cloud]; if the GPU has been removed '
                         'for good, delete ' + self.path(address))
             except exception.JournalUnreadable as error:
                 found[address] = Unknown(

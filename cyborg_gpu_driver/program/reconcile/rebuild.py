@@ -152,7 +152,7 @@ class Rebuilder:
         if requests is None:
             raise exception.StepFailed(
                 reason='Cyborg does not say which server has the GPU; set '
-                '[gpu] os_cloud. The GPU is not offered until this is known')
+                '[gpu_cloud]. The GPU is not offered until this is known')
         groups = {(group.leader, group.profile): group for group
                   in self._host.groups(item.address for item
                                        in self._host.host().gpus)}

@@ -118,7 +118,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         self._stack = contextlib.ExitStack()
         self.machine = self._host_file()
         self.overrides = {
-            'gpu': {'policies': 'p0,p1,p2', 'os_cloud': 'here',
+            'gpu': {'policies': 'p0,p1,p2',
                     'orphan_grace': 0, 'nvml_timeout': _NVML_SECONDS},
             **self.kind['configurations'][0]}
         self.commands = self.useFixture(commands_apart.Commands(
@@ -155,6 +155,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         accounts = self._stack.enter_context(
             keystone.KeystoneFixture(self.gate))
         accounts.write_clouds(here=accounts.auth_url)
+        accounts.log_in(self.driver._conf)
         self.world = simulator.Machine.load(self.machine, self.hardware_path)
         self.profiles = [self.profile(f'CUSTOM_NVIDIA_{name}')
                          for name in self.kind['classes']]

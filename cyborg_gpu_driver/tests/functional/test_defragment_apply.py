@@ -24,7 +24,7 @@ class ApplyTest(test_disable.DisableCase):
     """Each of two GPUs has a server on one half; then a 7g needs room."""
 
     overrides = {
-        'gpu': {'policies': 'both', 'os_cloud': 'here'},
+        'gpu': {'policies': 'both'},
         'gpu_policy:both': {
             'mode': 'mig', 'profiles': '1g.10gb, 3g.40gb, 7g.80gb',
             'match_address': f'{test_disable.FIRST}, {test_disable.SECOND}'}}

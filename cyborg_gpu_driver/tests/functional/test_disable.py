@@ -21,7 +21,7 @@ class DisableCase(gpu_cloud.GpuTestCase):
     starts_reported = True
     gpu = SECOND
     overrides = {
-        'gpu': {'policies': 'both', 'os_cloud': 'here'},
+        'gpu': {'policies': 'both'},
         'gpu_policy:both': {'mode': 'mig',
                             'profiles': '1g.10gb, 3g.40gb',
                             'match_address': f'{FIRST}, {SECOND}'}}
@@ -34,6 +34,7 @@ class DisableCase(gpu_cloud.GpuTestCase):
 
     def log_in(self, auth_url):
         self.keystone.write_clouds(here=auth_url)
+        self.keystone.log_in(self.driver._conf, auth_url)
 
     def restart_agent(self):
         """Start a new agent, which knows only what is on the disk."""

@@ -29,7 +29,7 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
     starts_reported = True
     grace = 0
     overrides = {
-        'gpu': {'policies': 'one', 'os_cloud': 'here'},
+        'gpu': {'policies': 'one'},
         'gpu_policy:one': {'mode': 'mig', 'match_address': _GPU,
                            'profiles': '1g.10gb, 3g.40gb'}}
 
@@ -39,6 +39,7 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
         self.keystone = self.useFixture(keystone.KeystoneFixture(
             cyborg_app.load_app()))
         self.keystone.write_clouds(here=self.keystone.auth_url)
+        self.keystone.log_in(self.driver._conf)
         self.log = self.useFixture(fixtures.FakeLogger(
             level='INFO', format='%(name)s %(message)s'))
 
@@ -168,7 +169,7 @@ class HandleTest(ReconcileCase):
 
     def test_what_cyborg_forgot_stays_while_cyborg_does_not_answer(self):
         self.lose_request(self.server)
-        self.keystone.write_clouds(elsewhere=self.keystone.auth_url)
+        self.keystone.log_in(self.driver._conf, 'http://127.0.0.1:9/v3')
         self.end_agent()
         lines = self.reports()
         self.assert_named_once(lines, '0 allocated in Placement, 1 bound')
@@ -288,7 +289,7 @@ class LostVfioJournalTest(ReconcileCase):
     machine = 'a100x4-vfio'
     gpu = '0000:31:00.0'
     overrides = {
-        'gpu': {'policies': 'one', 'os_cloud': 'here'},
+        'gpu': {'policies': 'one'},
         'gpu_policy:one': {'mode': 'mig', 'match_address': '0000:31:00.0',
                            'profiles': '3g.40gb'}}
 

@@ -74,8 +74,7 @@ def _agent_service(settings, host):
         [sys.executable, '-m', _AGENT, str(settings.report_interval),
          '--config-file', str(agent_path(settings, host))],
         probes.consumer(settings, f'cyborg-agent.{host}'),
-        {'PYTHONPATH': steps.PYTHON_PATH,
-         'OS_CLIENT_CONFIG_FILE': str(clients.path(settings))})
+        {'PYTHONPATH': steps.PYTHON_PATH})
 
 
 def _configure(settings):
@@ -95,8 +94,9 @@ def _configure(settings):
             {'agent': {'enabled_drivers': 'cyborg_gpu_driver',
                        'resource_provider_name': host},
              'gpu': {'simulate': machine, 'state_path': state,
-                     'simulate_state': settings.data(host, 'machine.json'),
-                     'os_cloud': clients.ADMIN}}))
+                     'simulate_state': settings.data(host, 'machine.json')},
+             'gpu_cloud': {**common.login(settings, clients.ADMIN),
+                           'project_name': clients.ADMIN}}))
 
 
 def _sections(settings, host):

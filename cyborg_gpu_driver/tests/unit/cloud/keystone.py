@@ -9,7 +9,9 @@ import os
 
 import fixtures
 from keystoneauth1 import fixture
+from keystoneauth1 import loading
 
+from cyborg_gpu_driver.cloud import connection
 from demo_lib import httpd
 
 TOKEN = 'admin'
@@ -96,6 +98,17 @@ class KeystoneFixture(fixtures.Fixture):
                 for name, url in clouds.items()}}, stream)
         forget_clouds(self)
         self.name('OS_CLIENT_CONFIG_FILE', path)
+
+    def log_in(self, conf, url=None):
+        """Write the user to ``[gpu_cloud]`` of an agent."""
+        connection.register_opts(conf)
+        # Another test's configuration would need the URL, too.
+        self.addCleanup(conf._groups.pop, connection.SECTION, None)
+        conf.register_opts(loading.get_auth_plugin_conf_options('password'),
+                           connection.SECTION)
+        for name, value in {**_USER, 'auth_url': url or self.auth_url
+                            }.items():
+            conf.set_override(name, value, connection.SECTION)
 
     def _serve(self, application):
         server = httpd.Httpd(application)

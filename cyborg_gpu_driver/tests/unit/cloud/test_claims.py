@@ -6,6 +6,7 @@ import json
 import urllib.parse
 
 import fixtures
+from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import cyborg
@@ -83,21 +84,23 @@ class WatchTest(base.BaseTestCase):
         self.cyborg = Cyborg()
         self.keystone = self.useFixture(
             keystone.KeystoneFixture(self.cyborg))
-        self.keystone.write_clouds(one=self.keystone.auth_url)
+        keystone.forget_clouds(self)
+        self.conf = cfg.ConfigOpts()
+        self.keystone.log_in(self.conf)
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def unknown(self):
         return self.log.output.count('Cannot read the accelerator requests')
 
     def test_what_is_bound_now(self):
-        watch = cyborg.RequestWatch('one', 'here')
+        watch = cyborg.RequestWatch(self.conf, 'here')
         self.assertEqual((_CLAIM,), watch.read().bound)
         self.cyborg.requests = []
         self.assertEqual((), watch.read().bound)
         self.assertEqual(0, self.unknown())
 
     def test_what_fails_is_said_once(self):
-        watch = cyborg.RequestWatch('one', 'here')
+        watch = cyborg.RequestWatch(self.conf, 'here')
         self.cyborg.requests = [{}]
         for _ in range(2):
             self.assertIsNone(watch.read())
@@ -109,11 +112,12 @@ class WatchTest(base.BaseTestCase):
         self.assertEqual(2, self.unknown())
 
     def test_what_cannot_be_asked(self):
-        self.assertIsNone(cyborg.RequestWatch('two', 'here').read())
+        self.keystone.log_in(self.conf, 'http://127.0.0.1:9/v3')
+        self.assertIsNone(cyborg.RequestWatch(self.conf, 'here').read())
         self.assertEqual(1, self.unknown())
 
     def test_a_new_host_has_no_device_yet(self):
-        watch = cyborg.RequestWatch('one', 'elsewhere')
+        watch = cyborg.RequestWatch(self.conf, 'elsewhere')
         for number in range(3):
             self.assertIsNone(watch.read())
             self.assertEqual(min(number, 1), self.unknown())

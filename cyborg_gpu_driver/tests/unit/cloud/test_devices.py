@@ -7,8 +7,8 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 from oslotest import base
 
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
-from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
@@ -49,7 +49,7 @@ class WatchTest(base.BaseTestCase):
     def conf(self, **placement):
         """cyborg.conf of an agent, with these options in ``[placement]``."""
         conf = cfg.ConfigOpts()
-        gpu_conf.register_opts(conf)
+        connection.register_opts(conf)
         for register in (loading.register_auth_conf_options,
                          loading.register_session_conf_options,
                          loading.register_adapter_conf_options):
@@ -78,11 +78,10 @@ class WatchTest(base.BaseTestCase):
             [('/v2/devices', f'hostname={_HOST}', 'accelerator 2.3')],
             self.cyborg.asked)
 
-    def test_a_named_cloud_is_asked_instead(self):
+    def test_the_user_of_the_agent_asks_instead(self):
         self.cyborg.devices = [device()]
-        self.keystone.write_clouds(here=self.keystone.auth_url)
         conf = self.conf()
-        conf.set_override('os_cloud', 'here', 'gpu')
+        self.keystone.log_in(conf)
         self.assertEqual({GPU}, self.watch(conf).read())
 
     def test_others_are_not_disabled(self):

@@ -156,6 +156,9 @@ function cyborg_settings {
     NOVA_CONF=$WORK/etc/nova.conf
     CYBORG_STATE_PATH=$WORK/cyborg
     CYBORG_API_URL=http://192.0.2.1/accelerator
+    KEYSTONE_SERVICE_URI=http://192.0.2.1/identity
+    ADMIN_PASSWORD=secret
+    REGION_NAME=RegionOne
     CYBORG_ENABLED_DRIVERS=${CYBORG_ENABLED_DRIVERS:-fake_driver}
 }
 

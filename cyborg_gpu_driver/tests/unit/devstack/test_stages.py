@@ -44,7 +44,13 @@ class PhasesTest(case.PluginTest):
             ('sudo', 'install', '-d', '-o', self.user(), 'cyborg/gpu',
              'cyborg/gpu/simulated'),
             ('iniset', CONF, 'gpu', 'state_path', 'cyborg/gpu/simulated'),
-            ('iniset', CONF, 'gpu', 'os_cloud', 'devstack-admin'),
+            *(('iniset', CONF, 'gpu_cloud', name, value) for name, value in (
+                ('auth_type', 'password'),
+                ('auth_url', 'http://192.0.2.1/identity'),
+                ('username', 'admin'), ('password', 'secret'),
+                ('project_name', 'admin'), ('user_domain_id', 'default'),
+                ('project_domain_id', 'default'),
+                ('region_name', 'RegionOne'))),
             ('iniset', CONF, 'gpu', 'simulate', 'mixed'),
             ('iniset', CONF, 'gpu', 'simulate_state',
              'cyborg/gpu/simulated/host.json'),
@@ -84,8 +90,8 @@ class PhasesTest(case.PluginTest):
             **case.SIMULATED, 'CYBORG_GPU_POLICIES': 'all',
             'CYBORG_GPU_POLICY_all': 'mode=passthrough'})
         self.stack('post-config', settings={
-            **case.SIMULATED, 'CYBORG_GPU_OS_CLOUD': ''})
-        for gone in ('gpu_policy', 'policies', 'os_cloud'):
+            **case.SIMULATED, 'CYBORG_GPU_CLOUD_USER': ''})
+        for gone in ('gpu_policy', 'policies', 'gpu_cloud'):
             self.assertNotIn(gone, self.configuration())
 
     def test_nothing_where_cyborg_is_not(self):

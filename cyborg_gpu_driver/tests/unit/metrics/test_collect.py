@@ -254,7 +254,8 @@ class AgentTest(_Case):
         self.assertEqual(1.0, self.one('unreadable_records'))
 
     def test_the_project_of_a_server(self):
-        self.agent._node.conf.set_override('os_cloud', 'here', 'gpu')
+        self.agent._node.conf.set_override('auth_type', 'password',
+                                           'gpu_cloud')
         self.placement.project = 'ours'
         self.be_at(1000)
         self.agent.bind(*self.asked)
