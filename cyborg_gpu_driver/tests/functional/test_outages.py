@@ -205,10 +205,10 @@ class LostReportTest(ConductorCase):
 
 
 class CloudTest(outages.OutageCase):
-    """The cloud that ``[gpu] os_cloud`` names does not answer."""
+    """The cloud of ``[gpu_cloud]`` does not answer."""
 
     overrides = {**outages.OutageCase.overrides,
-                 'gpu': {'policies': 'one', 'os_cloud': 'here',
+                 'gpu': {'policies': 'one',
                          'orphan_grace': 0}}
 
     def start(self, **overrides):
@@ -226,7 +226,7 @@ class CloudTest(outages.OutageCase):
         here = self.useFixture(keystone.KeystoneFixture(answer, others={
             'placement': self.cloud.cloud.placement_service.url}))
         self.door = self.useFixture(outages.Door(here.auth_url))
-        here.write_clouds(here=f'{self.door.url}/v3')
+        here.log_in(self.driver._conf, f'{self.door.url}/v3')
         self.end_agent()
         self.lines()
         self.cloud.report()
