@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +43,6 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
-from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
@@ -61,7 +59,6 @@ class _Node(node.Node):
                  mdev_problem: str):
         super().__init__(conf, settings, hostname, tree, mdev_problem)
         self.publisher = publishing.Publisher(self._write)
-        self.gpus_of_others = earlier.Earlier(tree, hostname)
         self._requests = cyborg.RequestWatch(conf, hostname)
         self.claims: reconcile.Requests | None = None
         """Cyborg's last answer about the accelerator requests."""
@@ -77,9 +74,6 @@ class _Node(node.Node):
                             tuple[reconcile.Usage, ...]] | None:
         return self.drift.read(looked, {
             address: self.inventories(address) for address in looked})
-
-    def earlier(self, host: model.Host) -> Iterable[reconcile.Earlier]:
-        return self.gpus_of_others.known or ()
 
     def publish(self, address: model.PciAddress) -> None:
         self.publisher.publish(*self.live.board(address))
@@ -154,7 +148,6 @@ class Agent:
         self._said = log_once.LogOnce()
         self._conditions: set[str] = set()
         """What the current report logs once."""
-        self._earlier = self._node.gpus_of_others
         self._disabled = cyborg.DisabledWatch(conf, hostname)
         self._publisher = self._node.publisher
         self._steady = drift.Steady(drift.INTERVAL)
@@ -227,14 +220,15 @@ class Agent:
         lost = self._records.check()
         self._node.note_cordons(self._disabled.read())
         self._binder.recover()
-        self._earlier.update(self._host.refresh())
+        self._host.refresh()
         asked = time.time()
         self._node.reconciler.look(lost)
         self._observer.claims(self._node.claims, asked)
         self._finisher.look()
         host = self._host.host()
         self._say_empty(host)
-        host = self._make_ready(host)
+        others = self._node.withdrawal.of_other_driver(host)
+        host = self._make_ready(host, others)
         verdicts = self._examine(host)
         claims = self._records.claims()
         decided = self._node.withdrawal.decide(
@@ -242,14 +236,15 @@ class Agent:
             {claim.gpu for claim in claims},
             {address for address, verdict in verdicts.items()
              if verdict.is_unhealthy} | set(self._node.cordons.known()),
-            self._earlier.known, capacity.owned(claims, self._node.hostname))
+            capacity.owned(claims, self._node.hostname))
         self._reported = decided.devices
         self._node.cleaner.look(self._node.wholes(decided.devices), {
             device.address for device in decided.devices if device.stub})
         if self._node.resetter.done:
             # A reset cures a GPU, unless the GPU now shows another problem.
             self._node.resetter.done.clear()
-            verdicts = self._examine(self._make_ready(self._host.refresh()))
+            verdicts = self._examine(self._make_ready(
+                self._host.refresh(), others))
         there = self._enforce(decided)
         self._said.keep(self._conditions)
         return drift.Report(build.mark_unhealthy(decided.devices, verdicts, {
@@ -303,17 +298,19 @@ class Agent:
         return self._node.withdrawal.held(
             gpu.address for gpu in self._host.host().gpus)
 
-    def _make_ready(self, host: model.Host) -> model.Host:
+    def _make_ready(self, host: model.Host,
+                    others: Collection[model.PciAddress]) -> model.Host:
         """Prepare idle GPUs for their policies; return the host after that.
 
         Unused fixed vGPUs of a former policy are removed first, because they
         would keep the GPU from being idle.
+
+        :param others: GPUs that servers have through Cyborg's own driver.
         """
-        kept = {item.gpu for item in self._earlier.known or ()}
         for act in (self._node.fixed.release, self._node.preparer.prepare,
                     self._node.fixed.make):
             outcomes = [act(gpu) for gpu in host.gpus
-                        if gpu.address not in kept]
+                        if gpu.address not in others]
             if any(outcome.done for outcome in outcomes):
                 host = self._host.refresh()
         return host
@@ -374,18 +371,14 @@ class Agent:
             item.provider for item in decided.draining)
         there = None
         try:
-            draining = (*decided.draining, *self._earlier.draining(
-                self._node.ignored(self._host.host())))
-            providers = (*decided.providers,
-                         *(item.provider for item in draining))
-            if not providers:
+            if not decided.providers:
                 return there
             # The drift comparison has just read them, if it had a reason to.
             there = generations = (
                 self._node.drift.take_generations()
-                or self._reserved_writer.generations(providers))
+                or self._reserved_writer.generations(decided.providers))
             complete = self._publisher.enforce(decided.trusted, generations)
-            self._reserved_writer.enforce(draining, generations)
+            self._reserved_writer.enforce(decided.draining, generations)
         except Exception as error:
             self._publisher.say(error)
         else:

@@ -233,7 +233,8 @@ def _allocation(consumer: str, node: facts.Node, tree: facts.Tree,
 def _providers(known: Accounts, removable: bool) -> Iterator[Orphan]:
     for tree in known.trees:
         for node in tree.below:
-            if not (node.place and node.of_cyborg):
+            withdrawn = names.WITHDRAWN in node.traits
+            if not node.of_cyborg or not (node.place or withdrawn):
                 continue
             remedy = ('openstack gpu orphan clean --providers; then restart '
                       f'nova-compute on {tree.name}')
@@ -245,8 +246,7 @@ def _providers(known: Accounts, removable: bool) -> Iterator[Orphan]:
                     f'provider {node.name} is not known to Cyborg{used}',
                     f'if cyborg-agent on the host has reported: {remedy}',
                     safe=removable and not used)
-            elif (removable and names.WITHDRAWN in node.traits
-                  and not node.holders):
+            elif removable and withdrawn and not node.holders:
                 yield Orphan(
                     Kind.WITHDRAWN_PROVIDER, node.uuid, tree.name,
                     f'{node.title} is not offered any more', remedy,

@@ -47,8 +47,6 @@ class Kind(enum.Enum):
     """A change of layout did not finish."""
     BAD_RECORD = 'bad-record'
     """The record of a GPU cannot be read, or is damaged."""
-    EARLIER_DRIVER = 'earlier-driver'
-    """Servers have a GPU through the driver that Cyborg used before."""
 
 
 _MAY_PASS = frozenset({Kind.NO_REQUEST, Kind.NOT_RECORDED, Kind.ALLOCATED,
@@ -85,19 +83,6 @@ class Difference:
     def by_report(self) -> bool:
         """Whether each report of the agent repairs it."""
         return self.kind in _REPORTED
-
-
-@dataclasses.dataclass(frozen=True)
-class Earlier:
-    """A provider that Cyborg's own GPU driver has reported."""
-
-    gpu: model.PciAddress
-    function: model.PciAddress
-    """The function of the provider: the GPU, or a virtual function of it."""
-    provider: str
-    """The provider's name."""
-    servers: tuple[str, ...] = ()
-    """UUIDs of the servers that have it allocated."""
 
 
 @dataclasses.dataclass(frozen=True)

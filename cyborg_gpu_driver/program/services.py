@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -33,10 +32,6 @@ class Services:
                             tuple[reconcile.Usage, ...]] | None:
         """What Placement has for the providers of GPUs; None if unknown."""
         return None
-
-    def earlier(self, host: model.Host) -> Iterable[reconcile.Earlier]:
-        """The providers that servers have through Cyborg's own driver."""
-        return ()
 
     def claimed(self, address: model.PciAddress) -> str:
         """Why a GPU may have servers that leave no trace on this host."""

@@ -142,10 +142,23 @@ def remember(gpu: model.Gpu, device: names.ReportedDevice,
     return gpu_record.Reported(
         device_id=gpu.device_id,
         mode=mode,
-        facts=gpu_record.ReportedFacts(**{
-            name: getattr(gpu, name) for name in _FACTS}),
+        facts=_facts(gpu),
         providers={**leftover, **{
             item.provider_uuid: item.offer for item in device.deployables}})
+
+
+def never_reported(gpu: model.Gpu) -> gpu_record.Reported:
+    """What to remember about a GPU before its first report.
+
+    A server may have it through Cyborg's own driver, as a whole.
+    """
+    return gpu_record.Reported(
+        gpu.device_id, policy.Mode.PASSTHROUGH.value, _facts(gpu), {})
+
+
+def _facts(gpu: model.Gpu) -> gpu_record.ReportedFacts:
+    return gpu_record.ReportedFacts(**{
+        name: getattr(gpu, name) for name in _FACTS})
 
 
 def _mode(device: names.ReportedDevice) -> policy.Mode:

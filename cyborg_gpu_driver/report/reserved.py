@@ -25,6 +25,8 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report.content import names
 
@@ -141,6 +143,31 @@ class ReservedWriter:
                 max(0, entry['total'] - usages.get(kind, 0)))
                 for kind, entry in self._tree.inventories(uuid).items()]
         return tuple(found)
+
+    def of_other_driver(self, hostname: str, host: model.Host
+                        ) -> dict[str, offer.Offer]:
+        """What Cyborg's own driver has reported of a host's GPUs.
+
+        It reports each function of a GPU as a device of its own.
+
+        :param hostname: name of the compute node's provider.
+        :returns: by UUID of the provider.
+        :raises Exception: what the client raises.
+        """
+        possible = {}
+        for gpu in host.gpus:
+            for function in (gpu.address, *(vf.address for vf in gpu.vfs)):
+                item = offer.Offer(
+                    gpu.address, '', policy.Mode.PASSTHROUGH, '', 0,
+                    function=function)
+                possible[names.provider_uuid(
+                    names.provider_name(hostname, item))] = item
+        there = possible.keys() & {
+            item['uuid'] for item in self._tree.of_host(hostname)}
+        return {uuid: dataclasses.replace(
+            possible[uuid], profile=kind, total=entry['total'])
+            for uuid in there
+            for kind, entry in self._tree.inventories(uuid).items()}
 
     def in_use(self, provider: str) -> bool | None:
         """Whether Placement has allocations against ``provider``.

@@ -7,7 +7,8 @@ caches its providers for five minutes and asks each one for its allocations in
 every boot, so each boot on the host would fail (Nova 34,
 get_allocations_for_provider_tree in nova/scheduler/client/report.py). So what
 a GPU does not offer any more is reported as before, with nothing left to
-allocate, until an operator deletes its provider.
+allocate, until an operator deletes its provider. The providers of Cyborg's own
+driver are treated like those of a former report.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -142,13 +142,15 @@ class Withdrawal:
         """Of this host's providers; None if not read for this decision."""
         self._empty: dict[str, int] = {}
         """Generation in which a provider had no allocation."""
+        self._adopted: set[model.PciAddress] = set()
+        """GPUs of which Placement has said what Cyborg's own driver has
+        reported. That driver ends before this one starts."""
 
     def decide(self, host: model.Host,
                offers: Callable[[model.Gpu], Iterable[offer.Offer]],
                ignored: Collection[model.PciAddress],
                claimed: Collection[model.PciAddress],
                unhealthy: Collection[model.PciAddress] = (),
-               earlier: Collection[reconcile.Earlier] | None = (),
                owned: Mapping[str, int] = _NONE) -> Decision:
         """Make the report of ``host``.
 
@@ -161,15 +163,13 @@ class Withdrawal:
         :param claimed: GPUs with claims.
         :param unhealthy: GPUs on which nothing more may be promised, even if
             they cannot be read any more.
-        :param earlier: the providers that servers have through Cyborg's own
-            driver; None if they are not known.
         :param owned: how many units of each provider are bound.
         :raises JournalUnreadable: if the record of earlier reports cannot
             be read now.
         """
-        self._silent, self._generations = False, None
-        known = self._known()
-        kept, devices, offered = {}, [], {}
+        known = self._adopt(host)
+        kept, offered = {}, {}
+        devices: list[names.ReportedDevice] = []
         draining: list[reserved.Inventory] = []
         present = {gpu.address: gpu for gpu in host.gpus}
         unknown = self._records.unknown_claims()
@@ -177,7 +177,7 @@ class Withdrawal:
         for address in sorted({*present, *known, *unknown}):
             before = known.get(address)
             look = (_unknown(unknown.get(address))
-                    or _not_ours(address, before, earlier)
+                    or self._unasked(address, before)
                     or self._look_at(
                         address, present.get(address), before, offers,
                         ignored, address in claimed, host.library_missing))
@@ -196,7 +196,7 @@ class Withdrawal:
             offered[address] = device
             sent = look.sent(address, before).device
             if sent is not None:
-                devices.append(sent)
+                devices += _by_function(sent, before)
             if reason:
                 if before is not None:
                     kept[address] = before
@@ -204,10 +204,14 @@ class Withdrawal:
                 kept[address] = capacity.remember(look.gpu, sent, before,
                                                   look.left)
         draining.extend(self._of_earlier_process(unread))
-        devices += [build.stub_device(item.function)
-                    for item in earlier or () if item.function != item.gpu]
         self._keep(kept)
         return Decision(tuple(devices), offered, tuple(draining))
+
+    def of_other_driver(self, host: model.Host) -> set[model.PciAddress]:
+        """GPUs that servers have through Cyborg's own driver."""
+        return {address for address, before in self._adopt(host).items()
+                if any(item.function and self.held_by(uuid)
+                       for uuid, item in before.providers.items())}
 
     def preview(self, host: model.Host,
                 known: Mapping[model.PciAddress, gpu_record.Reported],
@@ -238,11 +242,50 @@ class Withdrawal:
         :param present: GPUs of the host, which get stubs too.
         """
         try:
-            known = {*self._known(), *self._records.unknown_claims()}
+            known = self._known()
+            unknown = {*self._records.unknown_claims()}
         except exception.JournalUnreadable:
-            known = set()
-        return tuple(build.stub_device(address)
-                     for address in sorted({*known, *present}))
+            known, unknown = {}, set()
+        return tuple(
+            device for address in sorted({*known, *unknown, *present})
+            for device in _by_function(build.stub_device(address),
+                                       known.get(address)))
+
+    def _adopt(self, host: model.Host
+               ) -> dict[model.PciAddress, gpu_record.Reported]:
+        """All GPUs that were reported, also by Cyborg's own driver.
+
+        Placement's answers to the last report are not used any more.
+        """
+        self._silent, self._generations = False, None
+        known = self._known()
+        unknown = self._records.unknown_claims()
+        there = {gpu.address: gpu for gpu in host.gpus
+                 if gpu.address not in unknown}
+        if self._writer is None or there.keys() <= self._adopted:
+            return known
+        try:
+            found = self._writer.of_other_driver(self._hostname, host)
+        except Exception as error:
+            # The report logs which GPUs it leaves alone because of this.
+            LOG.debug("Providers of Cyborg's own driver are unknown: %s",
+                      error)
+            return known
+        for uuid, item in found.items():
+            if item.gpu in there:
+                before = known.get(item.gpu) or capacity.never_reported(
+                    there[item.gpu])
+                known[item.gpu] = dataclasses.replace(
+                    before, providers={uuid: item, **before.providers})
+        self._adopted.update(there)
+        return known
+
+    def _unasked(self, address: model.PciAddress,
+                 before: gpu_record.Reported | None) -> _Look | None:
+        if before or address in self._adopted or self._writer is None:
+            return None
+        return _Look(None, None, 'Placement has not answered yet whether a '
+                     "server has it through Cyborg's own driver", '')
 
     def _look_at(self, address: model.PciAddress, gpu: model.Gpu | None,
                  before: gpu_record.Reported | None,
@@ -324,8 +367,11 @@ class Withdrawal:
                        or self.held_by(uuid))
                 for uuid in capacity.withdrawn(before, device)}
         there = [uuid for uuid, used in uses.items() if used is not None]
-        if any(uses.values()):
-            return ('offers that must be withdrawn are still in use', there)
+        used = [names.provider_name(self._hostname, before.providers[uuid])
+                for uuid, is_used in uses.items() if is_used]
+        if used:
+            return ('offers that must be withdrawn are still in use: '
+                    + ', '.join(used), there)
         # Providers that are kept get other handles.
         kept = {deployable.provider_uuid for deployable
                 in (device.deployables if device else ())}
@@ -438,18 +484,25 @@ def _unknown(why: store.Unknown | None) -> _Look | None:
         None, None, f'{why.reason}; {why.remedy}', '', unread=True)
 
 
-def _not_ours(address: model.PciAddress, before: gpu_record.Reported | None,
-              earlier: Collection[reconcile.Earlier] | None) -> _Look | None:
-    """The decision about a GPU of Cyborg's own driver; None for another one.
+def _by_function(device: names.ReportedDevice,
+                 before: gpu_record.Reported | None
+                 ) -> Iterator[names.ReportedDevice]:
+    """A GPU's device, and those of functions of it.
 
-    Until Placement has answered, each GPU that was never reported may be
-    one.
+    Cyborg's own driver has reported each function as a device of its own.
     """
-    if earlier is None:
-        reason = '' if before else (
-            'Placement has not answered yet whether a server has it through '
-            "Cyborg's own driver")
-    else:
-        reason = '' if address not in {item.gpu for item in earlier} else (
-            "a server has it through Cyborg's own driver")
-    return _Look(None, None, reason, '') if reason else None
+    functions: dict[model.PciAddress, list[names.ReportedDeployable]] = {
+        device.address: []}
+    for item in before.providers.values() if before else ():
+        if item.function:
+            functions.setdefault(item.function, [])
+    for deployable in device.deployables:
+        functions[deployable.offer.function or device.address].append(
+            deployable)
+    for address, deployables in functions.items():
+        if device.stub:
+            yield build.stub_device(address)
+        elif deployables:
+            yield dataclasses.replace(
+                device, address=address, cpid_info=build.cpid_info(address),
+                deployables=tuple(deployables))

@@ -46,7 +46,6 @@ from cyborg_gpu_driver.partition import health as partition_health
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.report import drift
-from cyborg_gpu_driver.report import earlier
 
 LOG = logging.getLogger(__name__)
 
@@ -420,12 +419,6 @@ class _Node(context.Machine):
             self.unanswered.append(finding.unknown(
                 None, 'Placement does not answer', _AGAIN))
         return found
-
-    def earlier(self, host):
-        if self.tree is None:
-            return ()
-        return self._ask('Placement', lambda: earlier.read(
-            self.tree, self.hostname, host)) or ()
 
     def _ask(self, what, look):
         """Return the answer of a service; None if there is none."""

@@ -81,6 +81,9 @@ class Offer:
     example because processes of the machine use the GPU. Empty otherwise."""
     withdrawn: bool = False
     """Whether the GPU offered it before and does not any more."""
+    function: model.PciAddress | None = None
+    """Of what Cyborg's own driver offered: the GPU or a VF. ``profile`` is
+    its resource class then."""
 
     @property
     def lasting(self) -> Offer:
@@ -89,7 +92,8 @@ class Offer:
             self.gpu, '', self.mode, self.profile, self.total,
             vgpu_type_id=self.vgpu_type_id,
             parents=tuple(sorted(self.parents)), members=self.members,
-            board=self.board, withdrawn=self.withdrawn)
+            board=self.board, withdrawn=self.withdrawn,
+            function=self.function)
 
 
 def nothing(gpu: model.Gpu, policy: policies.Policy, profile: str,

@@ -242,8 +242,7 @@ _REPAIR = '"cyborg-gpu doctor --repair" repairs it'
 _RESTORE = '"cyborg-gpu layout restore" restores what is bound'
 _PASSING = ('perhaps its server is being created or deleted now; if the '
             'difference persists, check whether the server still exists')
-_OF_HOST = frozenset({reconcile.Kind.GPU_GONE, reconcile.Kind.BAD_RECORD,
-                      reconcile.Kind.EARLIER_DRIVER})
+_OF_HOST = frozenset({reconcile.Kind.GPU_GONE, reconcile.Kind.BAD_RECORD})
 _OF_REQUESTS = frozenset({reconcile.Kind.NO_REQUEST,
                           reconcile.Kind.NOT_RECORDED})
 _OF_USAGES = frozenset({reconcile.Kind.ALLOCATED,
@@ -326,20 +325,6 @@ def absent(claims: Iterable[gpu_record.Claim], host: model.Host
             'check what happened to the GPU; delete the server if the GPU '
             'does not come back')
         for claim in claims if claim.gpu not in known)
-
-
-def earlier(found: Iterable[reconcile.Earlier]
-            ) -> tuple[reconcile.Difference, ...]:
-    """GPUs that servers have through Cyborg's own driver."""
-    return tuple(
-        _difference(
-            reconcile.Kind.EARLIER_DRIVER, item.gpu, item.provider,
-            f'server {", ".join(item.servers)} has provider '
-            f"{item.provider} of Cyborg's own driver; Cyborg's record of "
-            'the GPU is kept, and this driver does not offer the GPU',
-            'delete the server, or shelve it; the next report then takes '
-            'over the GPU')
-        for item in found)
 
 
 def unusable(gpu: model.PciAddress, reason: str, remedy: str

@@ -187,7 +187,6 @@ class Reconciler:
                   for address in self._records.closed_by_damage()
                   if address not in unknown),
                 *desired.absent(before, host),
-                *desired.earlier(self._cloud.earlier(host)),
                 *(item for facts in compared.values() if facts is not None
                   for item in desired.compare(facts))), compared
 

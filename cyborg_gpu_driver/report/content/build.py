@@ -144,6 +144,14 @@ def _deployable(gpu: model.Gpu, offer: offers.Offer, hostname: str
 
 def _handles(gpu: model.Gpu, offer: offers.Offer
              ) -> tuple[names.ReportedHandle, ...]:
+    if offer.function:
+        # No server gets them any more: only their number matters. The handle
+        # of a whole GPU remains as it was.
+        marks = [{}, *({'vgpu_mark': str(number)}
+                       for number in range(1, offer.total))]
+        return tuple(names.ReportedHandle(
+            names.PCI, _json(_pci(offer.function) | mark), offer.function)
+            for mark in marks)
     if offer.mode is policy.Mode.PASSTHROUGH:
         return (names.ReportedHandle(names.PCI, cpid_info(gpu.address),
                                      gpu.address),)

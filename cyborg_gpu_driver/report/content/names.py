@@ -87,13 +87,17 @@ def provider_name(hostname: str, offer: offers.Offer) -> str:
         a digest, the same for every GPU of the host.
     :returns: ``<hostname>_gpu_<address>_<label>``, at most 200 characters.
         It never equals the name of one of Nova's own PCI providers,
-        ``<hostname>_<ADDRESS>``.
+        ``<hostname>_<ADDRESS>``. Cyborg's own driver has
+        ``<hostname>_<address>`` (_generate_dep_list in
+        cyborg/accelerator/drivers/gpu/nvidia/sysinfo.py).
     :raises InvalidValue: if ``hostname`` is empty.
     """
     if not hostname:
         raise exception.InvalidValue(
             what='host name', value=hostname,
             expected="expected the compute node's hypervisor_hostname")
+    if offer.function:
+        return f'{hostname}_{offer.function}'
     return f'{_safe(hostname, _HOST_MAX)}_gpu_{offer.gpu}_{label(offer)}'
 
 
@@ -167,6 +171,8 @@ def resource_class(offer: offers.Offer) -> str:
     """
     if offer.mode is policy.Mode.NVLINK:
         return custom(VENDOR, offer.profile, without_vendor(offer.board))
+    if offer.function:
+        return offer.profile
     if offer.mode is policy.Mode.PASSTHROUGH:
         return orc.PGPU
     return custom(VENDOR, offer.profile)

@@ -7,6 +7,7 @@ import fixtures
 from cyborg import context
 from cyborg.accelerator.drivers.gpu.nvidia import sysinfo
 
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _FIRST, _SECOND = '0000:07:00.0', '0000:0f:00.0'
@@ -48,17 +49,18 @@ class MigrationCase(gpu_cloud.GpuTestCase):
         return server, '{domain}:{bus}:{device}.{function}'.format(
             **arq['attach_handle_info'])
 
-    def in_tree(self):
-        """Return the GPUs of Cyborg's own driver that Placement has."""
+    def withdrawn(self):
+        """Return the GPUs of Cyborg's own driver that are withdrawn."""
         return {address for address in (_FIRST, _SECOND)
-                if f'{gpu_cloud.HOST}_{address}'
-                in self.cloud.placement.providers()}
+                if names.WITHDRAWN in self.cloud.placement.traits(
+                    self.cloud.provider(f'{gpu_cloud.HOST}_{address}')[
+                        'uuid'])}
 
     def left(self, address):
         """Return what Placement has left of a GPU of Cyborg's own driver."""
-        return [item['total'] - item['reserved'] for item
-                in self.cloud.placement.inventories(self.cloud.provider(
-                    f'{gpu_cloud.HOST}_{address}')['uuid']).values()]
+        (item,) = self.cloud.placement.inventories(self.cloud.provider(
+            f'{gpu_cloud.HOST}_{address}')['uuid']).values()
+        return item['total'] - item['reserved']
 
 
 class WholeGpuTest(MigrationCase):
@@ -68,18 +70,28 @@ class WholeGpuTest(MigrationCase):
         (idle,) = {_FIRST, _SECOND} - {used}
         for _ in range(2):
             self.report()
-            self.assertEqual({used}, self.in_tree())
+            self.assertEqual({idle}, self.withdrawn())
             self.assertEqual({}, self.reserved(used))
             self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(idle))
             self.assertEqual(1, self.handles_in_use())
-            self.assertEqual([0], self.left(used))
+            self.assertEqual([0, 0], [self.left(used), self.left(idle)])
         (arq,) = self.cloud.cyborg.arqs()
         self.assertEqual('Bound', arq['state'])
         self.cloud.bind(self.profile(_SLICE))
         self.cloud.unbind(server)
+        for _ in range(2):
+            self.report()
+            self.assertEqual({used, idle}, self.withdrawn())
+            self.assertEqual(0, self.left(used))
+            self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(used))
+        # An operator deletes one; the other stays.
+        provider = self.cloud.provider(f'{gpu_cloud.HOST}_{used}')['uuid']
+        self.cloud.placement.delete(f'/resource_providers/{provider}')
         self.report()
-        self.assertEqual(set(), self.in_tree())
-        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(used))
+        self.assertEqual(
+            {f'{gpu_cloud.HOST}_{idle}'},
+            {name for name in self.cloud.placement.providers()
+             if name.startswith(f'{gpu_cloud.HOST}_0000')})
 
 
 class ReadyTest(MigrationCase):

@@ -26,12 +26,15 @@ class Usages:
     :ivar used: UUIDs of the providers with allocations; None if Placement
         is unavailable.
     :ivar gone: UUIDs for which no provider exists.
+    :ivar tree: the inventories of a provider below the compute node, by UUID;
+        empty without a compute node.
     :ivar asked: number of requests.
     """
 
     def __init__(self, used):
         self.used = used
         self.gone = set()
+        self.tree = {}
         self.asked = 0
         self._generations = collections.Counter()
 
@@ -45,14 +48,20 @@ class Usages:
         if self.used is None:
             raise ConnectionError('Placement is away')
         if '?name=' in url:
-            return Answer(200, {'resource_providers': []})
-        if '?in_tree=' in url:
+            return Answer(200, {'resource_providers': [
+                {'uuid': 'root'}] if self.tree else []})
+        if url.endswith('in_tree=root'):
+            self._generations.update(dict.fromkeys(self.tree, 0))
+        elif '?in_tree=' in url:
             self._generations[url.partition('=')[2]] += 0
+        if '?in_tree=' in url:
             return Answer(200, {'resource_providers': [
                 {'uuid': uuid, 'generation': generation,
                  'root_provider_uuid': 'root'} for uuid, generation
                 in self._generations.items() if uuid not in self.gone]})
         _, kind, uuid, what = url.split('/')
+        if what == 'inventories':
+            return Answer(200, {'inventories': self.tree[uuid]})
         assert (kind, what) == ('resource_providers', 'usages'), url
         self._generations[uuid] += 0
         if uuid in self.gone:

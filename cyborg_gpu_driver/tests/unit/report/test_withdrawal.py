@@ -12,9 +12,9 @@ from oslotest import base
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
@@ -71,12 +71,11 @@ class WithdrawalTest(base.BaseTestCase):
             self.state_path, self.placement.writer(), _make, 'host')
 
     def decide(self, *present, gpus=(), make=_offers, ignored=(), claimed=(),
-               library_missing=False, earlier=(), unhealthy=(),
-               owned=None):
+               library_missing=False, unhealthy=(), owned=None):
         decision = self.withdrawal.decide(
             model.Host(gpus=(*present, *gpus),
                        library_missing=library_missing), make,
-            ignored, set(claimed), unhealthy, earlier, owned or {})
+            ignored, set(claimed), unhealthy, owned or {})
         return decision, {device.address: device
                           for device in decision.devices}
 
@@ -115,19 +114,55 @@ class WithdrawalTest(base.BaseTestCase):
 
     def test_what_cyborgs_own_driver_gave_to_servers_is_left_alone(self):
         function = model.PciAddress.parse('0000:07:00.4')
+        other = dataclasses.replace(_GPU, address=_OTHER)
+        host = dataclasses.replace(_GPU, vfs=(
+            model.VirtualFunction(function, 0, 'nvidia', None),)), other
         for used, left in ((_ADDRESS, {_ADDRESS}),
                            (function, {_ADDRESS, function})):
-            reported = self.report(_GPU, dataclasses.replace(
-                _GPU, address=_OTHER), earlier=(reconcile.Earlier(
-                    _ADDRESS, used, f'host_{used}', ('server',)),))
+            self.state_path = self.useFixture(fixtures.TempDir()).path
+            self.restart()
+            (uuid,) = self.placement.tree = {names.provider_uuid(
+                f'host_{used}'): {'PGPU': {'total': 1}}}
+            self.placement.use(uuid)
+            for _ in range(2):
+                self.assertEqual({_ADDRESS}, self.withdrawal.of_other_driver(
+                    model.Host(gpus=host)))
+                decision, reported = self.decide(*host)
+                self.assertEqual({*left, _OTHER}, set(reported))
+                self.assertEqual(left, {address for address, device
+                                        in reported.items() if device.stub})
+                self.assertEqual([reserved.Inventory(uuid, 'PGPU', 1, 1)],
+                                 [*decision.draining])
+                self.assertLessEqual(left, {
+                    device.address for device in self.withdrawal.held()})
+                # A restart asks again.
+                self.restart()
+            self.free()
+            self.assertEqual(set(), self.withdrawal.of_other_driver(
+                model.Host(gpus=host)))
+            decision, reported = self.decide(*host)
             self.assertEqual({*left, _OTHER}, set(reported))
-            self.assertEqual(left, {address for address, device
-                                    in reported.items() if device.stub})
+            withdrawn = reported[used].deployables[-1]
+            self.assertEqual((f'host_{used}', 'PGPU'), (
+                withdrawn.name, withdrawn.resource_class))
+            self.assertIn(names.WITHDRAWN, withdrawn.traits)
+            self.assertEqual([build.cpid_info(used)], [
+                handle.attach_info for handle in withdrawn.handles])
+            self.assertEqual([reserved.Inventory(uuid, 'PGPU', 1, 1)],
+                             [*decision.draining])
+            self.placement.gone.add(uuid)
+            self.assertEqual(
+                {_ADDRESS: _device(host[0]), _OTHER: _device(other)},
+                self.report(*host))
 
     def test_while_placement_has_not_told_only_known_gpus_are_reported(self):
-        self.assertTrue(self.report(_GPU, earlier=None)[_ADDRESS].stub)
+        self.placement.used = None
+        self.assertTrue(self.report(_GPU)[_ADDRESS].stub)
+        self.placement.used = set()
         self.report(_GPU)
-        self.assertFalse(self.report(_GPU, earlier=None)[_ADDRESS].stub)
+        self.restart()
+        self.placement.used = None
+        self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
 
     def test_a_healthy_gpu_is_reported_as_it_is(self):
         decision, devices = self.decide(_GPU)
@@ -170,11 +205,6 @@ class WithdrawalTest(base.BaseTestCase):
             self.assertEqual({one: (2, 1), two: (2, 2)},
                              self.unread(gpu, owned={one: 1}))
         self.assertEqual((), self.decide(_GPU)[0].draining)
-
-    def test_while_placement_is_silent_nothing_is_closed(self):
-        self.report(_GPU)
-        decision, devices = self.decide(_GPU, earlier=None)
-        self.assertEqual((), decision.draining)
 
     def test_a_whole_gpu_that_cannot_be_read_stays_its_servers(self):
         device = self.report(_GPU, make=self.whole())[_ADDRESS]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding orphans in a cloud, and what is not an orphan."""
 
+import dataclasses
+
+import os_traits
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import cyborg
@@ -86,6 +89,19 @@ class FindTest(base.BaseTestCase):
             self.assertEqual(('compute1',), orphans.to_restart(found))
             self.assertEqual([], [item for item in orphans.find(accounts)
                                   if item.safe])
+
+    def test_what_cyborgs_own_driver_has_offered(self):
+        tree = clouds.tree(clouds.node(holders=()))
+        for traits, found in (
+                ([names.WITHDRAWN, os_traits.OWNER_CYBORG],
+                 ['WITHDRAWN_PROVIDER']),
+                ([os_traits.OWNER_CYBORG], []), ([names.WITHDRAWN], [])):
+            node = dataclasses.replace(
+                tree.below[0], name='compute1_0000:07:00.0',
+                traits=frozenset(traits))
+            self.assertEqual(found, [item.kind.name for item in orphans.find(
+                orphans.Accounts((dataclasses.replace(tree, below=(node,)),),
+                                 {node.uuid: 1}, (), {}), providers=True)])
 
     def test_what_is_not_cyborgs_is_none_of_ours(self):
         node = facts.Node('u', 'compute1_0000:07:00.0', {
