@@ -213,7 +213,7 @@ Multiset = tuple[tuple[int, int], ...]
 
 
 def states(grid: Geometry,
-           profiles: Iterable[model.GpuInstanceProfile] | None = None
+           profiles: Sequence[model.GpuInstanceProfile] | None = None
            ) -> Iterator[Occupancy]:
     """Yield every occupancy that the rules allow, including the empty GPU.
 
@@ -221,36 +221,23 @@ def states(grid: Geometry,
 
     :param profiles: the grid's profiles to create; None for all.
     """
-    return _fill(grid, _chosen(grid, profiles), EMPTY, 0)
+    return _fill(grid, grid.profiles if profiles is None else profiles,
+                 EMPTY, 0)
 
 
 def maximal_layouts(grid: Geometry,
-                    profiles: Iterable[model.GpuInstanceProfile]
-                    | None = None) -> Iterator[Occupancy]:
+                    profiles: Sequence[model.GpuInstanceProfile]
+                    ) -> Iterator[Occupancy]:
     """Yield every occupancy to which none of ``profiles`` can be added."""
-    chosen = _chosen(grid, profiles)
-    for occupancy in states(grid, chosen):
+    for occupancy in states(grid, profiles):
         if not any(grid.free_placements(occupancy, profile)
-                   for profile in chosen):
+                   for profile in profiles):
             yield occupancy
-
-
-def maximal_multisets(grid: Geometry,
-                      profiles: Iterable[model.GpuInstanceProfile]
-                      | None = None) -> frozenset[Multiset]:
-    """Return the maximal layouts without their placements."""
-    return frozenset(map(multiset, maximal_layouts(grid, profiles)))
 
 
 def multiset(occupancy: Occupancy) -> Multiset:
     """Return how many instances of each profile there are."""
     return tuple(sorted(occupancy.counts.items()))
-
-
-def _chosen(grid: Geometry,
-            profiles: Iterable[model.GpuInstanceProfile] | None
-            ) -> Sequence[model.GpuInstanceProfile]:
-    return tuple(grid.profiles if profiles is None else profiles)
 
 
 def _fill(grid: Geometry,

@@ -11,12 +11,10 @@ import collections
 import dataclasses
 import enum
 import itertools
+import operator
 import re
 from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import condition
@@ -52,7 +50,7 @@ class Cell:
     text: tuple[str, ...] = ()
     """The instance's name and its owner; empty for a free unit."""
     kind: str = ''
-    """For the caller that paints the cells, see :func:`frame`."""
+    """The value of its state."""
     mark: str = ''
     """Fills a free unit."""
 
@@ -67,22 +65,11 @@ def pens_for(encoding: str | None) -> Pens:
     return UNICODE
 
 
-def has_units(mig: model.Mig, instances: Collection[object]) -> bool:
-    """Whether a GPU in MIG mode has units to draw.
-
-    A driver may list no placements, but have instances.
-    """
-    return bool(instances or geometry.Geometry(mig.profiles).units)
-
-
-def frame(cells: Sequence[Cell], pitch: int, pens: Pens,
-          paint: Callable[[str, Cell], str] = lambda text, _: text
-          ) -> list[str]:
+def _frame(cells: Sequence[Cell], pitch: int, pens: Pens, paint: Paint
+           ) -> list[str]:
     """Return cells side by side: the numbers of the units, then the boxes.
 
     :param pitch: characters of a unit, including one wall.
-    :param paint: returns the replacement for a line of a cell's text, which
-        must have the same visible length.
     """
     edge = [pens.line * (cell.units * pitch - 1) for cell in cells]
     texts = [_cell_text(cell, cell.units * pitch - 1, pens)
@@ -90,7 +77,7 @@ def frame(cells: Sequence[Cell], pitch: int, pens: Pens,
     rows = [
         pens.wall + pens.wall.join(
             paint((text[row] if row < len(text) else '').center(len(line)),
-                  cell)
+                  cell.kind)
             for cell, text, line in zip(cells, texts, edge, strict=True))
         + pens.wall for row in range(max(map(len, texts)))]
     units = sum(cell.units for cell in cells)
@@ -120,7 +107,10 @@ _ESCAPE = re.compile('\x1b\\[[0-9;]*m')
 _BOUND_MARK = '*'
 
 Paint = Callable[[str, str], str]
-"""Returns a text in the colour of a state, given the state's value."""
+"""Returns a text in the colour of a state, given the state's value. The
+visible length must be the same."""
+Claims = Sequence[tuple[str, model.PciAddress, model.Placement | None]]
+"""Attach handles of one GPU, each with its function and GPU instance."""
 
 
 class State(enum.Enum):
@@ -157,19 +147,6 @@ class Box:
 
 
 @dataclasses.dataclass(frozen=True)
-class Claimed:
-    """What the attach handles use on one GPU."""
-
-    instances: Mapping[model.Placement, tuple[str, ...]] = (
-        dataclasses.field(default_factory=dict))
-    functions: Mapping[model.PciAddress, tuple[str, ...]] = (
-        dataclasses.field(default_factory=dict))
-    """Handles of time-sliced vGPUs, by the function that carries them."""
-    mdevs: frozenset[str] = frozenset()
-    """UUIDs of mdevs that are themselves attach handles."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Tile:
     """One GPU of the map.
 
@@ -187,28 +164,25 @@ class Tile:
 
 
 def tile(gpu: model.Gpu, index: int | None, mode: policy.Mode | None,
-         claimed: Claimed, roles: tuple[policy.Mode, ...] = ()) -> Tile:
-    """Return the map's picture of a GPU.
-
-    :param roles: of a GPU in mode auto: the roles that it can take.
-    """
-    return Tile(gpu, index, mode, tuple(_boxes(gpu, mode, claimed)), roles)
+         claims: Claims, roles: tuple[policy.Mode, ...] = ()) -> Tile:
+    """Return the map's picture of a GPU."""
+    return Tile(gpu, index, mode, tuple(_boxes(gpu, mode, claims)), roles)
 
 
-def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
+def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claims: Claims
            ) -> Iterator[Box]:
     mig = _gridded(gpu)
     if mig is not None:
-        yield from _grid_boxes(mig, claimed)
+        yield from _grid_boxes(mig, claims)
     elif condition.is_failed(gpu):
         yield Box(State.UNREAD)
     elif gpu.vgpus:
         types = vgpu_type.by_id(gpu)
         for vgpu in gpu.vgpus:
-            handles = claimed.functions.get(vgpu.function, ())
-            if vgpu.uuid is not None:
-                handles = ((vgpu.uuid,) if vgpu.uuid in claimed.mdevs
-                           else ())
+            handles = tuple(
+                handle for handle, function, placement in claims
+                if (handle == vgpu.uuid if vgpu.uuid is not None
+                    else function == vgpu.function and placement is None))
             yield Box(State.BOUND if handles else State.CREATED,
                       vgpu_type.name(types, vgpu.type_id), handles=handles)
     elif mode is policy.Mode.OFF or mode is None:
@@ -223,14 +197,14 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
 
 def _gridded(gpu: model.Gpu) -> model.Mig | None:
     """Return the MIG state of a GPU that has a grid of units now."""
-    if (gpu.mig is not None and gpu.mig.enabled
-            and has_units(gpu.mig, gpu.mig.instances)):
-        return gpu.mig
-    return None
+    mig = gpu.mig
+    # A driver may list no placements, but have instances.
+    return mig if mig and mig.enabled and (
+        mig.instances or geometry.Geometry(mig.profiles).units) else None
 
 
-def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
-    """Yield the instances and ranges of free units, by their first unit."""
+def _grid_boxes(mig: model.Mig, claims: Claims) -> list[Box]:
+    """Return the instances and ranges of free units, by their first unit."""
     grid = geometry.Geometry(mig.profiles)
     occupancy = grid.occupancy_of(mig.instances)
     reachable = 0
@@ -239,7 +213,8 @@ def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
             reachable |= place.mask
     boxes = []
     for item in mig.instances:
-        handles = claimed.instances.get(item.placement, ())
+        handles = tuple(handle for handle, _, placement in claims
+                        if placement == item.placement)
         boxes.append(Box(
             State.BOUND if handles else State.CREATED,
             spec.profile_name(mig, item.profile_id),
@@ -254,13 +229,7 @@ def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
         units = [unit for _, unit in group]
         boxes.append(Box(state, placement=model.Placement(
             units[0], len(units))))
-    yield from sorted(boxes, key=_place)
-
-
-def _place(box: Box) -> tuple[int, int]:
-    """Return a box's placement as a sort key; no placement sorts first."""
-    place = box.placement or model.Placement(-1, 0)
-    return place.start, place.size
+    return sorted(boxes, key=operator.attrgetter('placement'))
 
 
 def lines(tiles: Sequence[Tile], pens: Pens, width: int,
@@ -301,8 +270,7 @@ def _drawn(item: Tile, pens: Pens, paint: Paint) -> list[str]:
     pitch = (TILE - 1) // units
     if pitch < _LEAST_PITCH:
         cells, pitch = [_listed(item)], TILE - 1
-    numbers, *framed = frame(
-        cells, pitch, pens, lambda text, cell: paint(text, cell.kind))
+    numbers, *framed = _frame(cells, pitch, pens, paint)
     name = (gpu.model or '').removeprefix('NVIDIA ')
     return [_cut(f'{number}  {gpu.address}  {name}'.rstrip(), pens),
             _cut(f'   {", ".join(about)}', pens),
@@ -346,11 +314,9 @@ def _owner(box: Box) -> str:
     if not box.handles:
         return '' if box.instance_id is None else f'#{box.instance_id}'
     more = f' +{len(box.handles) - 1}' if len(box.handles) > 1 else ''
-    return _BOUND_MARK + _printable(box.handles[0]) + more
-
-
-def _printable(text: str) -> str:
-    return ''.join(letter if letter.isprintable() else '?' for letter in text)
+    return _BOUND_MARK + ''.join(
+        letter if letter.isprintable() else '?'
+        for letter in box.handles[0]) + more
 
 
 def _one_box(item: Tile) -> Cell:
@@ -383,21 +349,3 @@ def _listed(item: Tile) -> Cell:
 
 def _cut(text: str, pens: Pens) -> str:
     return text if len(text) <= TILE else text[:TILE - 1] + pens.cut
-
-
-def claimed(claims: Iterable[tuple[str, model.PciAddress,
-                                   model.Placement | None]]) -> Claimed:
-    """Group claims of (handle, function, placement) by what they use."""
-    instances = collections.defaultdict(list)
-    functions = collections.defaultdict(list)
-    mdevs = set()
-    for handle, function, placement in claims:
-        if placement is not None:
-            instances[placement].append(handle)
-        else:
-            functions[function].append(handle)
-        mdevs.add(handle)
-    return Claimed({place: tuple(handles) for place, handles
-                    in instances.items()},
-                   {function: tuple(handles) for function, handles
-                    in functions.items()}, frozenset(mdevs))

@@ -94,29 +94,18 @@ def largest(mig: model.Mig, wanted: target.Wanted,
     """
     grid = geometry.Geometry(mig.profiles)
     fixed = tuple(fixed)
-    seen: set[tuple[int, ...]] = set()
-    stack: list[tuple[int, ...]] = [()]
-    parts: list[tuple[int, ...]] = [()]
-    while stack:
-        part = stack.pop()
-        for index, entry in enumerate(wanted.devices):
-            count = part.count(index)
-            grown = tuple(sorted((*part, index)))
-            if count < entry.count and grown not in seen:
-                seen.add(grown)
-                if _has_room(grid, fixed, _part(wanted, grown)):
-                    parts.append(grown)
-                    stack.append(grown)
-    best = max(parts, key=lambda part: (
-        sum(wanted.devices[index].slices for index in part), len(part)))
-    return _part(wanted, best).counts
-
-
-def _part(wanted: target.Wanted, indices: Iterable[int]) -> target.Wanted:
-    counts = collections.Counter(indices)
-    return target.Wanted(True, tuple(
-        dataclasses.replace(entry, count=counts[index])
-        for index, entry in enumerate(wanted.devices) if counts[index]))
+    parts = [tuple(dataclasses.replace(entry, count=count)
+                   for entry, count in zip(wanted.devices, counts,
+                                           strict=True) if count)
+             for counts in itertools.product(*(
+                 range(min(entry.count, entry.most) + 1)
+                 for entry in wanted.devices))]
+    parts.sort(key=lambda part: (
+        sum(entry.slices * entry.count for entry in part),
+        sum(entry.count for entry in part)), reverse=True)
+    return next((found.counts for found in (
+        target.Wanted(True, part) for part in parts)
+        if _has_room(grid, fixed, found)), {})
 
 
 def _has_room(grid: geometry.Geometry, fixed: Sequence[model.GpuInstance],
@@ -174,19 +163,13 @@ def _keepable(instances: Sequence[model.GpuInstance],
         (worth - sum(map(_devices, chosen)), (*must, *chosen))
         for size in range(len(useful) + 1)
         for chosen in itertools.combinations(useful, size)
-        if _within(chosen, counts)), key=lambda item: item[0])
+        if collections.Counter(item.profile_id for item in chosen)
+        <= counts), key=lambda item: item[0])
 
 
 def _devices(instance: model.GpuInstance) -> int:
     """Return how many MIG devices are lost with an instance."""
     return max(1, len(instance.compute))
-
-
-def _within(chosen: Iterable[model.GpuInstance], counts: Mapping[int, int]
-            ) -> bool:
-    there = collections.Counter(item.profile_id for item in chosen)
-    return all(count <= counts[profile_id]
-               for profile_id, count in there.items())
 
 
 def _assign(keep: Iterable[model.GpuInstance],
@@ -402,16 +385,7 @@ def _blocking(mig: model.Mig, used: list[model.GpuInstance],
         others = {other.placement for other in used if other != item}
         if solve(grid, mig.instances, others, wanted):
             alone.append(item)
-    return alone or [
-        item for item in used if not _harmless(item, wanted)] or used
-
-
-def _harmless(item: model.GpuInstance, wanted: target.Wanted) -> bool:
-    """Whether an instance is a wanted one without any change."""
-    return any(
-        choice.profile.profile_id == item.profile_id
-        and change.cost(item, choice, True) is not None
-        for packing in wanted.packings() for choice in packing)
+    return alone or used
 
 
 def _described(mig: model.Mig, item: model.GpuInstance, in_use: _InUse) -> str:

@@ -54,6 +54,12 @@ class WantedDevices:
     def name(self) -> str:
         return device_name(self.profile, self.slices)
 
+    @property
+    def most(self) -> int:
+        """How many an empty GPU can have, by their compute slices."""
+        return (self.profile.slices // self.slices
+                * self.profile.max_instances)
+
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
@@ -85,8 +91,7 @@ class Wanted:
         groups: dict[model.GpuInstanceProfile, list[int]] = (
             collections.defaultdict(list))
         for entry in self.devices:
-            room = entry.profile.slices * entry.profile.max_instances
-            if entry.slices * entry.count > room:
+            if entry.count > entry.most:
                 return iter(())
             groups[entry.profile] += [entry.slices] * entry.count
         ways: list[tuple[WantedInstance, ...]] = [()]

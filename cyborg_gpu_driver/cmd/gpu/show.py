@@ -343,8 +343,8 @@ _MAP_NAMES = ('index', 'address', 'model', 'mode', 'roles', 'start', 'size',
 def _tile(view, gpu):
     return gpu_map.tile(
         gpu, choice.index(view.host, gpu), view.mode(gpu),
-        gpu_map.claimed((entry.handle, entry.function, entry.placement)
-                        for entry in view.claims(gpu)),
+        [(entry.handle, entry.function, entry.placement)
+         for entry in view.claims(gpu)],
         view.roles(gpu))
 
 

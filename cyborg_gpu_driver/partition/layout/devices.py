@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import schema
@@ -55,16 +54,6 @@ class Devices:
                 and (not self.boards or board(gpu).lower() in
                      (text.lower() for text in self.boards)))
 
-    def overlap(self, other: Devices) -> bool:
-        """Whether both surely select the same GPU, if that GPU exists."""
-        ours = {text.lower() for text in self.boards}
-        theirs = {text.lower() for text in other.boards}
-        if ours != theirs and not ours & theirs:
-            return False
-        if self.indices is None or other.indices is None:
-            return () not in (self.indices, other.indices)
-        return not set(self.indices).isdisjoint(other.indices)
-
     def __str__(self) -> str:
         chosen = (layout_yaml.ALL if self.indices is None
                   else f'[{", ".join(map(str, self.indices))}]')
@@ -75,17 +64,3 @@ class Devices:
 def board(gpu: model.Gpu) -> str:
     """Return a GPU's board as filters name it: ``0x20B010DE``."""
     return f'0x{gpu.device_id.upper()}{gpu.vendor_id.upper()}'
-
-
-def check_overlaps(chosen: Sequence[Devices], place: schema.Place
-                   ) -> None:
-    """Refuse two items of one entry that surely select the same GPU.
-
-    :raises DocumentError: naming both items.
-    """
-    for number, devices in enumerate(chosen):
-        for other in range(number):
-            if devices.overlap(chosen[other]):
-                raise place.below(number).error(
-                    f'selects GPUs that item {other} also selects',
-                    'select each GPU in only one item')

@@ -89,11 +89,9 @@ class Entry:
         :param place: of the items.
         :raises DocumentError: if the items contradict each other.
         """
-        sections = tuple(Section.parse(item, place.below(number))
-                         for number, item in enumerate(items))
-        layout_devices.check_overlaps(
-            [section.devices for section in sections], place)
-        return cls(place.source, name, sections)
+        return cls(place.source, name, tuple(
+            Section.parse(item, place.below(number))
+            for number, item in enumerate(items)))
 
     def for_gpu(self, index: int, gpu: model.Gpu) -> target.Wanted | None:
         """Return what is wanted of one GPU, in its own profiles.
@@ -171,21 +169,18 @@ class Entry:
         :param gpus: as for :meth:`for_host`.
         :raises DocumentError: for an index that does not exist.
         """
-        self._check_indices(len(gpus))
-        return tuple(index for index, gpu in enumerate(gpus)
-                     if any(section.devices.include(index, gpu)
-                            for section in self.sections))
-
-    def _check_indices(self, count: int) -> None:
         missing = sorted({
             index for section in self.sections
-            for index in section.devices.indices or () if index >= count})
+            for index in section.devices.indices or () if index >= len(gpus)})
         if missing:
             raise layout_yaml.place_in(
                 self.source, f'entry {self.name}').error(
                 f'there is no GPU {", ".join(map(str, missing))}',
-                f'this host has 0 to {count - 1}' if count
+                f'this host has 0 to {len(gpus) - 1}' if gpus
                 else 'this host has no GPU')
+        return tuple(index for index, gpu in enumerate(gpus)
+                     if any(section.devices.include(index, gpu)
+                            for section in self.sections))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,8 +240,9 @@ def _mixed(grid: geometry.Geometry, plain: Sequence[model.GpuInstanceProfile]
            ) -> list[_Counts]:
     """Return sets of two or more profiles that no larger set contains."""
     by_id = {profile.profile_id: profile for profile in plain}
-    found = [dict(item) for item in
-             geometry.maximal_multisets(grid, plain)]
+    found = [dict(item) for item in {
+        geometry.multiset(layout)
+        for layout in geometry.maximal_layouts(grid, plain)}]
     largest = [item for item in found if not any(
         item != other and item.items() != other.items()
         and all(other.get(key, 0) >= count for key, count in item.items())

@@ -14,7 +14,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 HANDLE = '5a1e7b0c-0000-4000-8000-000000000001'
-NOTHING = gpu_map.Claimed()
+NOTHING = ()
 FUNCTION = model.PciAddress(0, 1, 0, 4)
 
 A100 = """\
@@ -30,9 +30,9 @@ A100 = """\
 * attach handle  # instance id  · free  ░ nothing can be created there now"""
 
 
-def tile(board, *live, mode=policy.Mode.MIG, claimed=NOTHING):
+def tile(board, *live, mode=policy.Mode.MIG, claims=NOTHING):
     return gpu_map.tile(boards.gpu(boards.ALL[board], live), 0, mode,
-                        claimed)
+                        claims)
 
 
 def drawn(*tiles, width=80, pens=gpu_map.UNICODE, **kwargs):
@@ -72,10 +72,9 @@ class TestBoxes(base.BaseTestCase):
             [box[:2] for box in states(tile('A100-80', ('2g.20gb', 4)))])
 
     def test_handles(self):
-        claimed = gpu_map.claimed([
-            ('one', FUNCTION, model.Placement(0, 4)),
-            ('two', FUNCTION, model.Placement(0, 4))])
-        first = tile('A100-80', ('4g.40gb', 0), claimed=claimed).boxes[0]
+        claims = [(handle, FUNCTION, model.Placement(0, 4))
+                  for handle in ('one', 'two')]
+        first = tile('A100-80', ('4g.40gb', 0), claims=claims).boxes[0]
         self.assertEqual((gpu_map.State.BOUND, ('one', 'two')),
                          (first.state, first.handles))
 
@@ -86,9 +85,8 @@ class TestBoxes(base.BaseTestCase):
             model.Mdev(HANDLE[:-1] + '2', FUNCTION, 'nvidia-9')),
             vfs=(model.VirtualFunction(other, 1, 'nvidia', None,
                                        current_vgpu_type=10),))
-        claimed = gpu_map.claimed([(HANDLE, FUNCTION, None),
-                                   ('vf', other, None)])
-        item = gpu_map.tile(gpu, 0, policy.Mode.VGPU, claimed)
+        claims = [(HANDLE, FUNCTION, None), ('vf', other, None)]
+        item = gpu_map.tile(gpu, 0, policy.Mode.VGPU, claims)
         self.assertEqual(['bound', 'created', 'bound'],
                          [box.state.value for box in item.boxes])
         self.assertIn('1x nvidia-10, 2x nvidia-9', drawn(item))
@@ -141,8 +139,7 @@ class TestLines(base.BaseTestCase):
     def test_one(self):
         self.assertEqual(A100, drawn(tile(
             'A100-80', ('4g.40gb', 0), ('2g.20gb', 4), ('1g.10gb+me', 6),
-            claimed=gpu_map.claimed([
-                (HANDLE, FUNCTION, model.Placement(0, 4))]))))
+            claims=[(HANDLE, FUNCTION, model.Placement(0, 4))])))
 
     def test_side_by_side(self):
         tiles = [tile('A100-80'), tile('A30', ('4g.24gb', 0)),
@@ -174,8 +171,8 @@ class TestLines(base.BaseTestCase):
         self.assertEqual(drawn(*tiles), gpu_map._ESCAPE.sub('', text))
 
     def test_a_handle_that_would_break_the_lines(self):
-        text = drawn(tile('A30', ('4g.24gb', 0), claimed=gpu_map.claimed([
-            ('a\nb\x1b[1m', FUNCTION, model.Placement(0, 4))])))
+        text = drawn(tile('A30', ('4g.24gb', 0), claims=[
+            ('a\nb\x1b[1m', FUNCTION, model.Placement(0, 4))]))
         self.assertIn('*a?b?[1m', text)
 
     def test_a_grid_too_fine(self):

@@ -237,26 +237,6 @@ class LayoutFileTestCase(base.BaseTestCase):
         self.assertIn("key '1g.5gb' appears twice", self.refused(
             one(f'{{{on}{{1g.5gb: 1, 1g.5gb: 2}}}}')))
 
-    def test_two_items_for_the_same_gpus_are_refused(self):
-        for first, second, both in (
-                ('devices: all', 'devices: [3]', True),
-                ('devices: [1, 2]', 'devices: [2]', True),
-                ('devices: [1]', 'devices: [2]', False),
-                ('devices: []', 'devices: all', False),
-                ('devices: all, device-filter: "0x20B010DE"',
-                 'devices: [1], device-filter: ["0x20B010de"]', True),
-                ('devices: all, device-filter: "0x20B010DE"',
-                 'devices: all, device-filter: "0x20B210DE"', False)):
-            text = one(f'{{{first}, mig-enabled: false}}, '
-                       f'{{{second}, mig-enabled: false}}')
-            if both:
-                message = self.refused(text)
-                self.assertIn('mig-configs.mine[1]: selects GPUs that item 0 '
-                              'also selects; select each GPU in only one item',
-                              message)
-            else:
-                self.parse(text)
-
 
 class ForGpuTestCase(base.BaseTestCase):
 
