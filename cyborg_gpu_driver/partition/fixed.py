@@ -23,7 +23,7 @@ from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_type
 
-_Given = dict[model.VirtualFunction, vgpu_type.Type]
+_Given = dict[model.VirtualFunction, model.VgpuType]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
         one is never surplus, because another tool created it.
     """
     known = vgpu_type.by_id(gpu)
-    left: collections.Counter[vgpu_type.Type] = collections.Counter()
+    left: collections.Counter[model.VgpuType] = collections.Counter()
     for text, number in policy.fixed_vgpus if policy else ():
         for entry in known.values():
             if entry.is_called(text):
@@ -111,10 +111,10 @@ class _Refusal:
 
 
 def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
-            ) -> dict[vgpu_type.Type, int]:
+            ) -> dict[model.VgpuType, int]:
     """Return how many of each type to have, in the policy's order."""
     types = vgpu_type.of_mode(gpu, policy.mode)
-    wanted: dict[vgpu_type.Type, int] = {}
+    wanted: dict[model.VgpuType, int] = {}
     for text, number in policy.fixed_vgpus:
         entry = next((entry for entry in types if entry.is_called(text)),
                      None)
@@ -139,7 +139,7 @@ def _carried(function: model.VirtualFunction) -> str:
     return f'nvidia-{number}' if number else ''
 
 
-def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_type.Type, int],
+def _assign(gpu: model.Gpu, wanted: Mapping[model.VgpuType, int],
             remembered: Mapping[model.PciAddress, str], refuse: _Refusal
             ) -> _Given:
     """Return the type of each function that is to carry a vGPU."""
@@ -148,14 +148,14 @@ def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_type.Type, int],
               if function.current_vgpu_type is not None]
     given: _Given = {}
 
-    def give(function: model.VirtualFunction, entry: vgpu_type.Type) -> None:
+    def give(function: model.VirtualFunction, entry: model.VgpuType) -> None:
         if left[entry] > 0:
             left[entry] -= 1
             given[function] = entry
 
     for function in usable:
         for entry in wanted:
-            if entry.type_id == _carried(function):
+            if entry.mdev_type_id == _carried(function):
                 give(function, entry)
     empty = [function for function in usable if not _carried(function)]
     for function in empty:
@@ -176,7 +176,7 @@ def _listed(given: _Given,
             places: Mapping[model.VirtualFunction, int] | None = None
             ) -> tuple[spec.VgpuSpec, ...]:
     return tuple(
-        spec.VgpuSpec(function.address, entry.type_id, name=entry.name,
+        spec.VgpuSpec(function.address, entry.mdev_type_id, name=entry.name,
                       placement_id=(places or {}).get(function))
         for function, entry in sorted(
             given.items(), key=lambda item: item[0].index))
@@ -227,9 +227,9 @@ def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
             places[function] = function.placement_id
             taken.append(model.Placement(function.placement_id,
                                          entry.placement_size or 0))
-    types = {function: known[entry.type_id]
+    types = {function: known[entry.mdev_type_id]
              for function, entry in given.items()
-             if entry.type_id in known and not _carried(function)}
+             if entry.mdev_type_id in known and not _carried(function)}
     empty = [dataclasses.replace(entry, free_placements=entry.placements)
              for entry in types.values()]
     for function, entry in sorted(types.items(), key=lambda item: (

@@ -106,16 +106,16 @@ def rules(policy: policies.Policy, role: policies.Mode, gpu: model.Gpu
 
 
 def _may_be_of(role: policies.Mode, text: str,
-               types: Iterable[vgpu_type.Type]) -> bool:
+               types: Iterable[model.VgpuType]) -> bool:
     """Whether neither the GPU nor its name shows that a vGPU type belongs to
     another role.
     """
-    by_name = vgpu_type.Type(text, text)
-    found = [kind for kind in types if kind.is_called(text)]
-    if by_name.parsed is not None:
-        found.append(by_name)
-    return all(kind.is_mig_backed is (role is policies.Mode.MIG)
-               for kind in found)
+    found = [vgpu_type.is_mig_backed(kind) for kind in types
+             if kind.is_called(text)]
+    named = vgpu_type.parsed(text)
+    if named is not None:
+        found.append(named.slices is not None)
+    return all(backed is (role is policies.Mode.MIG) for backed in found)
 
 
 # What a GPU is like in a role that it does not have now. Pure.

@@ -16,90 +16,50 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import vgpu_name
 
 # The vGPU types of a GPU: the facts of NVML and sysfs combined.
 
 
-@dataclasses.dataclass(frozen=True)
-class Type:
-    """A vGPU type, from NVML or sysfs."""
-
-    type_id: str
-    """The mdev type, ``nvidia-474``."""
-    name: str
-    """``A100-1-5C``."""
-    framebuffer_mib: int = 0
-    max_instances: int | None = None
-    """For the whole GPU; None if no source says."""
-    gi_profile_id: int | None = None
-    """Profile of the GPU instance that it needs."""
-    per_instance: int = 1
-    """How many vGPUs a GPU instance holds, if the type needs one."""
-    placements: tuple[int, ...] = ()
-    """Placement ids on a GPU of mixed sizes."""
-    free_placements: tuple[int, ...] | None = None
-    """The ids that are free now; None if they were not read."""
-
-    @property
-    def number(self) -> int:
-        """NVML's number of the type, which vendor VFIO also uses."""
-        return _number(self)[0]
-
-    @property
-    def parsed(self) -> names.VgpuTypeName | None:
-        """The name's parts; None for a name of unknown form."""
-        try:
-            return names.VgpuTypeName.parse(self.name)
-        except exception.InvalidValue:
-            return None
-
-    @property
-    def is_mig_backed(self) -> bool:
-        """Whether it needs a GPU instance; by name if NVML does not say."""
-        parsed = self.parsed
-        return (self.gi_profile_id is not None
-                or parsed is not None and parsed.slices is not None)
-
-    def is_as_large_as(self, other: Type) -> bool:
-        """Whether the framebuffers are equal, as far as they are known."""
-        return self.type_id == other.type_id or (
-            self.framebuffer_mib == other.framebuffer_mib != 0)
-
-    def is_called(self, text: str) -> bool:
-        """Whether an operator's text names it: by name or by mdev type."""
-        return text in (self.name, self.type_id)
+def is_mig_backed(entry: model.VgpuType) -> bool:
+    """Whether it needs a GPU instance; by name if NVML does not say."""
+    named = parsed(entry.name)
+    return (entry.gi_profile_id is not None
+            or named is not None and named.slices is not None)
 
 
-def by_id(gpu: model.Gpu) -> dict[str, Type]:
+def parsed(text: str) -> names.VgpuTypeName | None:
+    """Return the parts of a type's name; None for a name of unknown form."""
+    try:
+        return names.VgpuTypeName.parse(text)
+    except exception.InvalidValue:
+        return None
+
+
+def by_id(gpu: model.Gpu) -> dict[str, model.VgpuType]:
     """Return every type of a GPU by its mdev type, in order of the numbers.
 
     NVML knows the maximum and the instance profile. sysfs provides the types
     that NVML does not list.
     """
-    found: dict[str, Type] = {}
+    found: dict[str, model.VgpuType] = {}
     for offered in (gpu.mdev_types, *(vf.mdev_types for vf in gpu.vfs)):
         for entry in offered:
             # A host can have 64 VFs with 100 types each.
             if entry.type_id not in found:
-                found[entry.type_id] = Type(
-                    entry.type_id, entry.name, entry.framebuffer_mib or 0,
-                    entry.max_instances)
-    for known in gpu.vgpu_types:
-        found[known.mdev_type_id] = Type(
-            known.mdev_type_id, known.name, known.framebuffer_mib,
-            known.max_instances, known.gi_profile_id,
-            known.per_instance or 1, known.placements,
-            known.free_placements)
-    return {entry.type_id: entry
-            for entry in sorted(found.values(), key=_number)}
+                found[entry.type_id] = model.VgpuType(
+                    vgpu_name.type_number(entry.type_id), entry.name, '',
+                    entry.framebuffer_mib or 0, entry.max_instances)
+    found.update((known.mdev_type_id, known) for known in gpu.vgpu_types)
+    return dict(sorted(found.items(), key=lambda item: item[1].type_id))
 
 
-def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
+def types_of(gpu: model.Gpu) -> tuple[model.VgpuType, ...]:
     """Return every type of a GPU, in order of the numbers."""
     return tuple(by_id(gpu).values())
 
 
-def name(types: Mapping[str, Type], type_id: str) -> str:
+def name(types: Mapping[str, model.VgpuType], type_id: str) -> str:
     """Return a type's name, for people.
 
     :param types: those that :func:`by_id` returned.
@@ -108,46 +68,46 @@ def name(types: Mapping[str, Type], type_id: str) -> str:
     return types[type_id].name if type_id in types else type_id
 
 
-def of_mode(gpu: model.Gpu, mode: policy.Mode) -> tuple[Type, ...]:
+def of_mode(gpu: model.Gpu, mode: policy.Mode) -> tuple[model.VgpuType, ...]:
     """Return the types of a GPU that can be created in a mode."""
     wants_mig = mode is policy.Mode.MIG
     return tuple(entry for entry in types_of(gpu)
-                 if entry.is_mig_backed is wants_mig)
+                 if is_mig_backed(entry) is wants_mig)
 
 
-def unknown(types: Iterable[Type], text: str) -> str:
+def unknown(types: Iterable[model.VgpuType], text: str) -> str:
     """Return a sentence that names the types that the GPU has instead."""
     return (f'this GPU has no vGPU type {text}; it has '
-            + (', '.join(f'{entry.name} ({entry.type_id})'
+            + (', '.join(f'{entry.name} ({entry.mdev_type_id})'
                          for entry in types) or 'none'))
 
 
-def most(entry: Type, rules: policy.Policy) -> int | None:
+def most(entry: model.VgpuType, rules: policy.Policy) -> int | None:
     """Return how many of a type one GPU takes, if any source says."""
-    told = (entry.max_instances, rules.at_most(entry.name, entry.type_id))
+    told = (entry.max_instances, rules.at_most(entry.name, entry.mdev_type_id))
     return min(filter(None, told), default=None)
 
 
-def using(types: Iterable[Type], profile: model.GpuInstanceProfile
-          ) -> tuple[Type, ...]:
+def using(types: Iterable[model.VgpuType], profile: model.GpuInstanceProfile
+          ) -> tuple[model.VgpuType, ...]:
     """Return the types whose vGPUs lie on instances of ``profile``."""
     return tuple(entry for entry in types if _uses(entry, profile))
 
 
-def filling(types: Iterable[Type], profile: model.GpuInstanceProfile
-            ) -> tuple[Type, ...]:
+def filling(types: Iterable[model.VgpuType], profile: model.GpuInstanceProfile
+            ) -> tuple[model.VgpuType, ...]:
     """Return those of :func:`using` that take a whole instance.
 
     A type that fits an instance only once does, and so does the largest.
     """
     there = using(types, profile)
     largest = max((entry.framebuffer_mib for entry in there), default=0)
-    return tuple(entry for entry in there if entry.per_instance == 1
+    return tuple(entry for entry in there if entry.per_instance in (None, 1)
                  or entry.framebuffer_mib == largest)
 
 
-def backing(types: Iterable[Type], profile: model.GpuInstanceProfile,
-            preferred: Sequence[str] = ()) -> Type | None:
+def backing(types: Iterable[model.VgpuType], profile: model.GpuInstanceProfile,
+            preferred: Sequence[str] = ()) -> model.VgpuType | None:
     """Return the type that a handle for ``profile`` asks for.
 
     Several types may fill an instance of a profile, with other framebuffer
@@ -166,8 +126,8 @@ def backing(types: Iterable[Type], profile: model.GpuInstanceProfile,
     return min(fitting, key=_preference, default=None)
 
 
-def _uses(entry: Type, profile: model.GpuInstanceProfile) -> bool:
-    if entry.gi_profile_id is not None or not entry.is_mig_backed:
+def _uses(entry: model.VgpuType, profile: model.GpuInstanceProfile) -> bool:
+    if entry.gi_profile_id is not None or not is_mig_backed(entry):
         return entry.gi_profile_id == profile.profile_id
     # NVML does not say: a type as large as the instance, named alike.
     try:
@@ -176,22 +136,17 @@ def _uses(entry: Type, profile: model.GpuInstanceProfile) -> bool:
         return False
     suffix = ''.join(sorted(wanted.attributes)).upper()
     suffix = suffix.replace('-', 'NO').replace('+', '').replace('.', '')
-    named = entry.parsed
+    named = parsed(entry.name)
     return named is not None and (
         (named.slices, named.framebuffer_gb, named.suffix)
         == (wanted.slices, wanted.memory_gb, suffix))
 
 
-def _preference(entry: Type) -> tuple[int, int, tuple[int, str]]:
-    named = entry.parsed
+def _preference(entry: model.VgpuType) -> tuple[int, int, int]:
+    named = parsed(entry.name)
     series = (names.SERIES.index(named.series) if named
               else len(names.SERIES))
-    return -entry.framebuffer_mib, series, _number(entry)
-
-
-def _number(entry: Type) -> tuple[int, str]:
-    digits = entry.type_id.rpartition('-')[2]
-    return int(digits) if digits.isdecimal() else 0, entry.type_id
+    return -entry.framebuffer_mib, series, entry.type_id
 
 
 # Where the next vGPU goes on a GPU of mixed sizes: pure.

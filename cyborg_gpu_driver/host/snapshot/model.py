@@ -199,7 +199,7 @@ class Mdev:
 
 @dataclasses.dataclass(frozen=True)
 class VgpuType:
-    """A vGPU type that the driver supports on a GPU (NVML)."""
+    """A vGPU type of a GPU (NVML, or sysfs if NVML does not list it)."""
 
     type_id: int
     """NVML's vGPU type id; the mdev type is ``nvidia-<type_id>``."""
@@ -208,8 +208,8 @@ class VgpuType:
     vgpu_class: str
     """nvmlVgpuTypeGetClass: ``Compute``, ``Quadro``, ``NVS`` ..."""
     framebuffer_mib: int
-    max_instances: int
-    """nvmlVgpuTypeGetMaxInstances, for the whole GPU."""
+    max_instances: int | None
+    """nvmlVgpuTypeGetMaxInstances, for the whole GPU; None if unknown."""
     gi_profile_id: int | None = None
     """GPU instance profile that it needs; None if it is time-sliced."""
     per_instance: int | None = None
@@ -224,6 +224,15 @@ class VgpuType:
     @property
     def mdev_type_id(self) -> str:
         return f'nvidia-{self.type_id}'
+
+    def is_called(self, text: str) -> bool:
+        """Whether an operator's text names it: by name or by mdev type."""
+        return text in (self.name, self.mdev_type_id)
+
+    def is_as_large_as(self, other: VgpuType) -> bool:
+        """Whether the framebuffers are equal, as far as they are known."""
+        return self.type_id == other.type_id or (
+            self.framebuffer_mib == other.framebuffer_mib != 0)
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -40,13 +40,13 @@ class _Kind:
     """The profile and vGPU type of one offer."""
 
     profile: model.GpuInstanceProfile
-    backing: vgpu_type.Type | None
+    backing: model.VgpuType | None
     """None if no type of the GPU uses the profile."""
     shared: bool
     """Whether an instance holds several vGPUs."""
 
     @property
-    def sharing(self) -> vgpu_type.Type | None:
+    def sharing(self) -> model.VgpuType | None:
         """The type of which an instance holds several vGPUs, if it does."""
         return self.backing if self.shared else None
 
@@ -56,7 +56,7 @@ class _Kind:
 
     @property
     def per_instance(self) -> int:
-        return self.sharing.per_instance if self.sharing else 1
+        return (self.sharing and self.sharing.per_instance) or 1
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
@@ -85,7 +85,8 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
             creatable=max(0, min(room.creatable(kind, own),
                                  total - in_use)),
             gi_profile_id=kind.profile.profile_id,
-            vgpu_type_id=kind.backing.type_id if kind.backing else None,
+            vgpu_type_id=(kind.backing.mdev_type_id
+                          if kind.backing else None),
             parents=own, framework=gpu.framework,
             per_instance=kind.per_instance,
             framebuffer_mib=(kind.backing.framebuffer_mib
@@ -127,7 +128,7 @@ def unknown_profile(mig: model.Mig, name: str) -> str:
 
 
 def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
-             types: Sequence[vgpu_type.Type]) -> Iterator[offer.Offer]:
+             types: Sequence[model.VgpuType]) -> Iterator[offer.Offer]:
     """Yield an offer for each name in the policy that the GPU lacks.
 
     If the policy names profiles, a type only says how one of them is
@@ -143,7 +144,7 @@ def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
                                 vgpu_type.unknown(types, text))
 
 
-def _kinds(mig: model.Mig, types: Sequence[vgpu_type.Type],
+def _kinds(mig: model.Mig, types: Sequence[model.VgpuType],
            policy: policies.Policy) -> tuple[_Kind, ...]:
     """Return the kinds in NVML's order, whatever the order of the policy."""
     return tuple(kind for profile in mig.profiles
@@ -151,7 +152,7 @@ def _kinds(mig: model.Mig, types: Sequence[vgpu_type.Type],
 
 
 def _kinds_of(profile: model.GpuInstanceProfile,
-              types: Sequence[vgpu_type.Type], policy: policies.Policy
+              types: Sequence[model.VgpuType], policy: policies.Policy
               ) -> Iterator[_Kind]:
     named = [entry for entry in vgpu_type.using(types, profile)
              if any(map(entry.is_called, policy.vgpu_types))]
@@ -204,13 +205,13 @@ class _Room:
     """The instances and vGPUs on a GPU, and the room that they leave."""
 
     def __init__(self, gpu: model.Gpu, mig: model.Mig,
-                 types: Iterable[vgpu_type.Type],
+                 types: Iterable[model.VgpuType],
                  held: Sequence[offer.Held]) -> None:
         self._gpu = gpu
         self._instances = mig.instances
         self._grid = geometry.Geometry(mig.profiles)
         self._occupancy = self._grid.occupancy_of(mig.instances)
-        self._types = {entry.type_id: entry for entry in types}
+        self._types = {entry.mdev_type_id: entry for entry in types}
         self._held = collections.defaultdict(list)
         for item in held:
             if item.exists:
@@ -221,7 +222,7 @@ class _Room:
 
     def in_use(self, kind: _Kind) -> int:
         if kind.sharing:
-            return sum(vgpu.type_id == kind.sharing.type_id
+            return sum(vgpu.type_id == kind.sharing.mdev_type_id
                        for vgpu in self._gpu.vgpus)
         return self._occupancy.counts[kind.profile.profile_id]
 
@@ -241,7 +242,7 @@ class _Room:
             return fitting
         return min(fitting, len(vgpu_type.empty(self._gpu, own)))
 
-    def _spare(self, instance: model.GpuInstance, entry: vgpu_type.Type
+    def _spare(self, instance: model.GpuInstance, entry: model.VgpuType
                ) -> int:
         """Return how many more of a type an instance of this driver takes."""
         there = self._held[spec.of(instance)]
@@ -251,7 +252,7 @@ class _Room:
             return 0
         told = sum(vgpu.instance_id == instance.instance_id
                    for vgpu in self._gpu.vgpus)
-        return max(0, entry.per_instance - max(len(there), told))
+        return max(0, (entry.per_instance or 1) - max(len(there), told))
 
     def groups(self, kinds: Sequence[_Kind]) -> list[int]:
         """Return a group number per kind; different groups never coexist."""

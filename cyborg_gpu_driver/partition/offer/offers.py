@@ -70,7 +70,7 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
     # functions than the GPU has.
     for entry in vgpu_type.of_mode(gpu, policies.Mode.VGPU):
         found += offers(gpu, policies.Policy(
-            '', policies.Mode.VGPU, vgpu_types=(entry.type_id,)))
+            '', policies.Mode.VGPU, vgpu_types=(entry.mdev_type_id,)))
     if gpu.mig is not None:
         found += offers(gpu, policies.Policy('', policies.Mode.MIG))
         for type_id in _shared(gpu.mig, gpu):
@@ -147,6 +147,6 @@ def _shared(mig: model.Mig, gpu: model.Gpu) -> tuple[str, ...]:
     """Return the types of which a GPU instance holds several."""
     types = vgpu_type.of_mode(gpu, policies.Mode.MIG)
     return tuple(
-        entry.type_id for profile in mig.profiles
+        entry.mdev_type_id for profile in mig.profiles
         for entry in vgpu_type.using(types, profile)
         if entry not in vgpu_type.filling(types, profile))

@@ -38,13 +38,13 @@ def offers(gpu: model.Gpu, policy: policies.Policy
     for entry, demand, own in zip(enabled, demands, parents, strict=True):
         # The total never depends on what is in use.
         total = len(own) if gpu.vfs else demand.total
-        in_use = sum(vgpu.type_id == entry.type_id for vgpu in gpu.vgpus)
+        in_use = sum(vgpu.type_id == entry.mdev_type_id for vgpu in gpu.vgpus)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,
             profile=entry.name, total=total, in_use=in_use,
             creatable=max(0, min(total - in_use,
                                  _available(gpu, policy, entry, own))),
-            vgpu_type_id=entry.type_id,
+            vgpu_type_id=entry.mdev_type_id,
             parents=(gpu.address,) if _is_parent(gpu) else own,
             framework=gpu.framework, framebuffer_mib=entry.framebuffer_mib,
             isolated=policy.isolated,
@@ -60,8 +60,8 @@ def _is_parent(gpu: model.Gpu) -> bool:
     return gpu.framework is model.Framework.MDEV_PF
 
 
-def _group(policy: policies.Policy, entry: vgpu_type.Type,
-           enabled: Iterable[vgpu_type.Type]) -> str | None:
+def _group(policy: policies.Policy, entry: model.VgpuType,
+           enabled: Iterable[model.VgpuType]) -> str | None:
     """Return a key that the types that can be together on the GPU share.
 
     With mixed sizes these are all types, otherwise those of one
@@ -69,11 +69,11 @@ def _group(policy: policies.Policy, entry: vgpu_type.Type,
     """
     if policy.mixed_sizes:
         return None
-    return next(other.type_id for other in enabled
+    return next(other.mdev_type_id for other in enabled
                 if other is entry or other.is_as_large_as(entry))
 
 
-def _most(policy: policies.Policy, entry: vgpu_type.Type) -> int:
+def _most(policy: policies.Policy, entry: model.VgpuType) -> int:
     """Return how many fit on the GPU; 0 if no source says."""
     told = [vgpu_type.most(entry, policy)]
     if policy.mixed_sizes:
@@ -81,7 +81,7 @@ def _most(policy: policies.Policy, entry: vgpu_type.Type) -> int:
     return min(filter(None, told), default=0)
 
 
-def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type
+def _problem(gpu: model.Gpu, policy: policies.Policy, entry: model.VgpuType
              ) -> str:
     if gpu.mig is not None and gpu.mig.enabled:
         return 'MIG mode is on: time-sliced vGPUs need it off'
@@ -105,7 +105,7 @@ def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type
     return ''
 
 
-def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type,
+def _available(gpu: model.Gpu, policy: policies.Policy, entry: model.VgpuType,
                own: Sequence[model.PciAddress]) -> int:
     """Return how many more could be created beside the existing vGPUs.
 
@@ -113,10 +113,10 @@ def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type,
     """
     if _is_parent(gpu):
         return _available_on_gpu(gpu, policy, entry)
-    room = len(vgpu_type.empty(gpu, own, entry.type_id))
+    room = len(vgpu_type.empty(gpu, own, entry.mdev_type_id))
     if policy.mixed_sizes:
         return min(room, _free_places(gpu, entry))
-    alike = {other.type_id for other in vgpu_type.types_of(gpu)
+    alike = {other.mdev_type_id for other in vgpu_type.types_of(gpu)
              if other.is_as_large_as(entry)}
     if any(vgpu.type_id not in alike for vgpu in gpu.vgpus):
         return 0
@@ -125,20 +125,20 @@ def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type,
 
 
 def _available_on_gpu(gpu: model.Gpu, policy: policies.Policy,
-                      entry: vgpu_type.Type) -> int:
+                      entry: model.VgpuType) -> int:
     """Return what the kernel reports as available, or all if it was not read.
 
     Types exclude each other. This function checks that too, because the
     value that was read may be older than the mdevs.
     """
-    if any(mdev.type_id != entry.type_id for mdev in gpu.all_mdevs):
+    if any(mdev.type_id != entry.mdev_type_id for mdev in gpu.all_mdevs):
         return 0
     known = next((mdev_type.available for mdev_type in gpu.mdev_types
-                  if mdev_type.type_id == entry.type_id), None)
+                  if mdev_type.type_id == entry.mdev_type_id), None)
     return _most(policy, entry) if known is None else known
 
 
-def _free_places(gpu: model.Gpu, entry: vgpu_type.Type) -> int:
+def _free_places(gpu: model.Gpu, entry: model.VgpuType) -> int:
     """Return how many placements are free; unread ones count as taken."""
     if entry.free_placements is not None:
         return len(entry.free_placements)

@@ -237,7 +237,7 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
     """
     if offer.per_instance < 2:
         return None
-    sizes = {kind.type_id: kind.framebuffer_mib
+    sizes = {kind.mdev_type_id: kind.framebuffer_mib
              for kind in vgpu_type.types_of(gpu)}
     there = collections.defaultdict(list)
     for vgpu in held(gpu, claims, boot):

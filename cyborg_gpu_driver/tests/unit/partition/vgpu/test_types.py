@@ -23,14 +23,14 @@ class TestTypesOf(base.BaseTestCase):
                 model.MdevType('nvidia-474', 'A100-1-5C', 1, 1),
                 model.MdevType('nvidia-91', 'A100-4C', 1, 10, 4096))))
         self.assertEqual((
-            vgpu_type.Type('nvidia-91', 'A100-4C', 4096, 10),
-            vgpu_type.Type('nvidia-474', 'A100-1-5C', 4864, 7, 19),
+            model.VgpuType(91, 'A100-4C', '', 4096, 10),
+            nvml(474, 'A100-1-5C', 4864, 7, 19),
         ), vgpu_type.types_of(gpu))
 
     def test_on_the_gpu_itself(self):
         gpu = boards.gpu((), mdev_types=(
             model.MdevType('nvidia-231', 'T4-2B', 8),))
-        self.assertEqual((vgpu_type.Type('nvidia-231', 'T4-2B'),),
+        self.assertEqual((model.VgpuType(231, 'T4-2B', '', 0, None),),
                          vgpu_type.types_of(gpu))
 
     def test_mig_backed(self):
@@ -38,9 +38,8 @@ class TestTypesOf(base.BaseTestCase):
                 ('A100-1-5C', None, True), ('A100-1-5C', 19, True),
                 ('A100-4C', None, False), ('what is this', None, False),
                 ('what is this', 0, True)):
-            entry = vgpu_type.Type('nvidia-1', name,
-                                   gi_profile_id=profile_id)
-            self.assertIs(expected, entry.is_mig_backed, name)
+            self.assertIs(expected, vgpu_type.is_mig_backed(
+                nvml(1, name, 0, None, profile_id)), name)
 
     def test_of_mode(self):
         gpu = boards.gpu(boards.A100_40, vgpu_types=(
@@ -58,18 +57,16 @@ class TestTypesOf(base.BaseTestCase):
                 (0, (('nvidia-231', 9),), 9), (7, (('T4-1B', 1),), 7)):
             rules = policy.Policy('x', policy.Mode.VGPU,
                                   max_instances=capped)
-            entry = vgpu_type.Type('nvidia-231', 'T4-2B',
-                                   max_instances=told)
-            self.assertEqual(expected, vgpu_type.most(entry, rules))
+            self.assertEqual(expected, vgpu_type.most(
+                nvml(231, 'T4-2B', 0, told), rules))
 
     def test_as_large_as(self):
         two, other, four = (
-            vgpu_type.Type(f'nvidia-{size}{series}', '', size * 1024)
-            for size, series in ((2, 'B'), (2, 'Q'), (4, 'Q')))
+            nvml(number, '', size * 1024, None)
+            for number, size in enumerate((2, 2, 4)))
         self.assertTrue(two.is_as_large_as(other))
         self.assertFalse(two.is_as_large_as(four))
-        unknown = vgpu_type.Type('nvidia-1', ''), vgpu_type.Type(
-            'nvidia-2', '')
+        unknown = [nvml(number, '', 0, None) for number in (1, 2)]
         self.assertFalse(unknown[0].is_as_large_as(unknown[1]))
         self.assertTrue(unknown[0].is_as_large_as(unknown[0]))
 
@@ -79,8 +76,7 @@ class TestBacking(base.BaseTestCase):
     GFX, = boards.named(boards.RTX_PRO_6000, '1g.24gb+gfx')
 
     def types(self, *rows):
-        return [vgpu_type.Type(f'nvidia-{number}', name, framebuffer,
-                               None, profile_id)
+        return [nvml(number, name, framebuffer, None, profile_id)
                 for number, name, framebuffer, profile_id in rows]
 
     def test_largest_framebuffer_then_series(self):
@@ -107,8 +103,8 @@ class TestBacking(base.BaseTestCase):
                 types, self.GFX, preferred).name, preferred)
 
     def test_what_shares_an_instance_does_not_back_its_profile(self):
-        types = [vgpu_type.Type(f'nvidia-{size}', f'DC-1-{size}Q',
-                                size * 1024, None, 47, per_instance)
+        types = [model.VgpuType(size, f'DC-1-{size}Q', '', size * 1024,
+                                None, 47, per_instance)
                  for size, per_instance in ((8, 3), (12, 2), (24, 1))]
         self.assertEqual((types[2],), vgpu_type.filling(types, self.GFX))
         self.assertEqual(types[2], vgpu_type.backing(
@@ -120,7 +116,7 @@ class TestBacking(base.BaseTestCase):
         types = self.types((100, 'DC-1-24Q', 24576, 47),
                            (99, 'DC-1-24QGFX', 24576, 47))
         for order in (types, types[::-1]):
-            self.assertEqual('nvidia-99', vgpu_type.backing(
+            self.assertEqual(99, vgpu_type.backing(
                 order, self.GFX).type_id)
 
     def test_profile_id_0_is_a_profile(self):
@@ -150,9 +146,8 @@ class TestBacking(base.BaseTestCase):
         types = self.types(
             (1, 'DC-1-24QNOME', 0, None), (2, 'DC-1-24QMEALL', 0, None),
             (3, 'DC-1-24QGFX', 0, None))
-        for profile, type_id in (('1g.24gb-me', 'nvidia-1'),
-                                 ('1g.24gb+me.all', 'nvidia-2'),
-                                 ('1g.24gb+gfx', 'nvidia-3')):
+        for profile, type_id in (('1g.24gb-me', 1), ('1g.24gb+me.all', 2),
+                                 ('1g.24gb+gfx', 3)):
             profile, = boards.named(boards.RTX_PRO_6000, profile)
             self.assertEqual(
                 type_id, vgpu_type.backing(types, profile).type_id)
