@@ -27,8 +27,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
-from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import cordons
@@ -340,8 +340,9 @@ class Node(host_parts.HostParts, services.Services):
                  ) -> tuple[reserved.Inventory, ...]:
         """The inventories that Placement should have of a GPU in this state.
         """
-        offers = elastic.settled(offers, self.cleaner.withholds(offers),
-                                 self.turns.is_partitioning(address))
+        offers = partition_offers.settled(
+            offers, self.cleaner.withholds(offers),
+            self.turns.is_partitioning(address))
         withheld = unhealthy or self.cleaner.withholds(offers)
         return capacity.inventories(
             map(self._fit, offers), owned, self.hostname, withheld,

@@ -223,12 +223,6 @@ def complete(gpu: model.Gpu, by_role: FactsByRole) -> model.Gpu:
                           gpu.mdev_types))
 
 
-def functions(by_role: FactsByRole) -> Collection[model.PciAddress]:
-    """Return the virtual functions that a GPU has in any of its roles."""
-    return {address for known in by_role.values()
-            for address in known.functions}
-
-
 def _union(lists: Iterable[tuple], last: tuple) -> tuple:
     """Return the vGPU types of all lists, each once."""
     found = {kind.type_id: kind for kinds in (last, *reversed([*lists]))

@@ -27,7 +27,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import ledger as record_ledger
 
@@ -432,9 +431,9 @@ class GpuRecord:
         return found
 
     @property
-    def situation(self) -> elastic.Situation:
+    def situation(self) -> offer.Situation:
         """What the record of a GPU in mode auto says about its roles."""
-        return elastic.Situation(claimed(self.claims), self.by_role)
+        return offer.Situation(claimed(self.claims), self.by_role)
 
     @property
     def providers(self) -> frozenset[str]:

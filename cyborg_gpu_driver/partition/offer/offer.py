@@ -9,6 +9,7 @@ import dataclasses
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
 
 PASSTHROUGH = policies.Mode.PASSTHROUGH.value
@@ -34,6 +35,15 @@ class Held:
     exists: bool = True
     """Whether the instance exists. If not, it is not created yet, or was
     lost at a reboot, and an instance in its place belongs to another tool."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """The parts of an elastic GPU's record that its offers depend on."""
+
+    claimed: frozenset[policies.Mode] = frozenset()
+    """The roles of the claims on it."""
+    by_role: roles.FactsByRole = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

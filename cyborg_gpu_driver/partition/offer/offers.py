@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import vgpu_type
-from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import mig as offer_mig
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer
@@ -22,9 +23,10 @@ from cyborg_gpu_driver.partition.offer import vgpu as offer_vgpu
 
 Held = offer.Held
 Offer = offer.Offer
-Situation = elastic.Situation
-UNKNOWN = elastic.Situation()
+Situation = offer.Situation
+UNKNOWN = Situation()
 """The situation of a GPU that has no record."""
+_WHOLE = policies.Mode.PASSTHROUGH
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
@@ -44,9 +46,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
     :param groups: mode nvlink: the groups that the GPU is in.
     """
     if policy.mode is policies.Mode.AUTO:
-        return tuple(elastic.offers(
-            gpu, policy, situation, held, lambda picture, rules, there:
-            offers(picture, rules, there, must_be_bound)))
+        return tuple(_elastic(gpu, policy, situation, held, must_be_bound))
     if policy.mode is policies.Mode.NVLINK:
         return tuple(offer_nvlink.offers(gpu, policy, groups,
                                          must_be_bound))
@@ -150,3 +150,64 @@ def _shared(mig: model.Mig, gpu: model.Gpu) -> tuple[str, ...]:
         entry.mdev_type_id for profile in mig.profiles
         for entry in vgpu_type.using(types, profile)
         if entry not in vgpu_type.filling(types, profile))
+
+
+# What a GPU in mode auto offers: all its roles, until one is taken.
+
+def _elastic(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
+             held: Sequence[Held], must_be_bound: bool) -> Iterator[Offer]:
+    """Yield the offers of every role.
+
+    Nothing can be created in a role that the GPU cannot take now. The offers
+    of each role, their functions and their totals are the same whatever role
+    the GPU has.
+    """
+    force = roles.in_force(gpu, situation.claimed)
+    for role in policy.roles:
+        taken = '' if force in (None, role) else (
+            f'the GPU is in role {force.value}' if force else '')
+        if role is _WHOLE:
+            carved = readiness.carved_up(gpu) if gpu.physfn is None else ''
+            made = offers(gpu, policy.in_role(role), (), must_be_bound)
+            if carved:
+                # It is whole again once it is idle.
+                made = tuple(dataclasses.replace(item, problem='', busy=carved)
+                             for item in made)
+        else:
+            made = _in_role(gpu, policy, role, situation, held)
+        for item in made:
+            yield dataclasses.replace(
+                item, creatable=0, busy=taken) if taken else item
+
+
+def _in_role(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
+             situation: Situation, held: Sequence[Held]) -> tuple[Offer, ...]:
+    """Return the offers of a role that partitions the GPU."""
+    if roles.stands(gpu, role):
+        return offers(gpu, roles.rules(policy, role, gpu), held)
+    known = situation.by_role.get(role.value)
+    if known is None or not roles.holds(known, gpu):
+        problem = ('the GPU has not been read in this role yet; the driver '
+                   'does so as soon as the GPU is idle')
+    elif known.problem:
+        problem = known.problem
+    else:
+        picture = roles.gpu_in_role(gpu, role, known)
+        return offers(picture, roles.rules(policy, role, picture))
+    return (offer.nothing(gpu, policy.in_role(role), role.value, problem),)
+
+
+def settled(found: Collection[Offer], is_taken: bool,
+            is_partitioning: bool) -> tuple[Offer, ...]:
+    """Return a GPU's offers, adjusted to what Placement and binds know.
+
+    :param is_taken: whether a server has the GPU as a whole, or had it and
+        the GPU has not been reset yet.
+    :param is_partitioning: whether a bind may be giving it another role now.
+    """
+    if len({item.mode for item in found}) < 2:
+        return tuple(found)
+    return tuple(
+        dataclasses.replace(item, creatable=0)
+        if (is_partitioning if item.mode is _WHOLE else is_taken) else item
+        for item in found)

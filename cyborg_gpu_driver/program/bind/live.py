@@ -19,7 +19,6 @@ from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
-from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -103,9 +102,11 @@ class LiveHost:
                 owner = self._owner.get(function)
         if owner is None:
             with contextlib.suppress(exception.JournalUnreadable):
-                owner = elastic.owner_of(function, [
-                    (address, record.by_role) for address, record
-                    in self._records.records().items()])
+                owner = next((
+                    address for address, record
+                    in self._records.records().items()
+                    for facts in record.by_role.values()
+                    if function in facts.functions), None)
         if owner is None:
             raise exception.UnknownGpu(address=function)
         return owner

@@ -9,7 +9,6 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
-from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.tests.unit.partition.offer import test_offers
 
@@ -127,7 +126,7 @@ class SettledTest(base.BaseTestCase):
         found = offers.offers(
             at_rest(), RULES, must_be_bound=True,
             situation=offers.Situation(frozenset(), BY_ROLE))
-        return {item.profile: item.creatable for item in elastic.settled(
+        return {item.profile: item.creatable for item in offers.settled(
             found, **{'is_taken': False, 'is_partitioning': False, **known})}
 
     def test_a_server_has_the_whole(self):
@@ -142,7 +141,7 @@ class SettledTest(base.BaseTestCase):
 
     def test_a_gpu_of_one_mode_is_as_it_is(self):
         whole = offers.offers(at_rest(), RULES.in_role(_WHOLE))
-        self.assertEqual(whole, elastic.settled(whole, True, True))
+        self.assertEqual(whole, offers.settled(whole, True, True))
 
 
 class RestTest(base.BaseTestCase):
