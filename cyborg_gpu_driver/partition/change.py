@@ -26,54 +26,43 @@ from cyborg_gpu_driver.partition import target
 
 
 class Action(enum.Enum):
-    """The kind of a step. The values are for programs."""
+    """The kind of a step: a value for programs, and words for people."""
 
-    BIND_NVIDIA = 'bind-nvidia'
-    DISABLE_FUNCTIONS = 'disable-virtual-functions'
+    words: str
+
+    def __new__(cls, value: str, words: str) -> Action:
+        """Make a member whose value is the first of its two parts."""
+        action = object.__new__(cls)
+        action._value_, action.words = value, words
+        return action
+
+    BIND_NVIDIA = 'bind-nvidia', 'bind it to nvidia'
+    DISABLE_FUNCTIONS = (
+        'disable-virtual-functions', 'disable virtual functions')
     """``sriov-manage -d``."""
-    ENABLE_MIG = 'enable-mig'
+    ENABLE_MIG = 'enable-mig', 'turn MIG mode on'
     """nvmlDeviceSetMigMode(1)."""
-    DISABLE_MIG = 'disable-mig'
+    DISABLE_MIG = 'disable-mig', 'turn MIG mode off'
     """nvmlDeviceSetMigMode(0)."""
-    ENABLE_FUNCTIONS = 'enable-virtual-functions'
+    ENABLE_FUNCTIONS = 'enable-virtual-functions', 'enable virtual functions'
     """``sriov-manage -e``."""
-    MIXED_ON = 'enable-mixed-sizes'
-    MIXED_OFF = 'disable-mixed-sizes'
-    SCHEDULER = 'set-scheduler'
-    DESTROY_VGPU = 'destroy-vgpu'
-    DESTROY_COMPUTE = 'destroy-compute-instance'
-    DESTROY_INSTANCE = 'destroy-instance'
-    CREATE_INSTANCE = 'create-instance'
+    MIXED_ON = 'enable-mixed-sizes', 'turn mixed-size mode on'
+    MIXED_OFF = 'disable-mixed-sizes', 'turn mixed-size mode off'
+    SCHEDULER = 'set-scheduler', 'set the vGPU scheduler'
+    DESTROY_VGPU = 'destroy-vgpu', 'destroy vGPU'
+    DESTROY_COMPUTE = 'destroy-compute-instance', 'destroy compute instance'
+    DESTROY_INSTANCE = 'destroy-instance', 'destroy instance'
+    CREATE_INSTANCE = 'create-instance', 'create instance'
     """nvmlDeviceCreateGpuInstanceWithPlacement."""
-    CREATE_COMPUTE = 'create-compute-instance'
-    CREATE_VGPU = 'create-vgpu'
-    ACTIVATE_PARTITION = 'activate-nvswitch-partition'
+    CREATE_COMPUTE = 'create-compute-instance', 'create compute instance'
+    CREATE_VGPU = 'create-vgpu', 'create vGPU'
+    ACTIVATE_PARTITION = (
+        'activate-nvswitch-partition', 'activate NVSwitch partition')
     """fmActivateFabricPartitionWithVFs for a vGPU, or
     fmActivateFabricPartition for whole GPUs."""
-    DEACTIVATE_PARTITION = 'deactivate-nvswitch-partition'
-    BIND_VFIO = 'bind-vfio'
-
-
-_WORDS = {
-    Action.BIND_NVIDIA: 'bind it to nvidia',
-    Action.DISABLE_FUNCTIONS: 'disable virtual functions',
-    Action.ENABLE_MIG: 'turn MIG mode on',
-    Action.DISABLE_MIG: 'turn MIG mode off',
-    Action.ENABLE_FUNCTIONS: 'enable virtual functions',
-    Action.MIXED_ON: 'turn mixed-size mode on',
-    Action.MIXED_OFF: 'turn mixed-size mode off',
-    Action.SCHEDULER: 'set the vGPU scheduler',
-    Action.DESTROY_VGPU: 'destroy vGPU',
-    Action.DESTROY_COMPUTE: 'destroy compute instance',
-    Action.DESTROY_INSTANCE: 'destroy instance',
-    Action.CREATE_INSTANCE: 'create instance',
-    Action.CREATE_COMPUTE: 'create compute instance',
-    Action.CREATE_VGPU: 'create vGPU',
-    Action.ACTIVATE_PARTITION: 'activate NVSwitch partition',
-    Action.DEACTIVATE_PARTITION: 'deactivate NVSwitch partition',
-    Action.BIND_VFIO: 'bind it to vfio-pci',
-}
-"""Descriptions of the actions for people."""
+    DEACTIVATE_PARTITION = (
+        'deactivate-nvswitch-partition', 'deactivate NVSwitch partition')
+    BIND_VFIO = 'bind-vfio', 'bind it to vfio-pci'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +106,7 @@ class Step:
                 if value is not None}
 
     def __str__(self) -> str:
-        words = [_WORDS[self.action]]
+        words = [self.action.words]
         if self.action is Action.SCHEDULER and self.placement is not None:
             words.append('of')
         if self.slices is not None:
@@ -139,18 +128,13 @@ class Step:
 
 # What happens to the compute instances in a GPU instance that is kept.
 
-@dataclasses.dataclass(frozen=True)
-class ComputeChange:
-    """The compute instances to destroy first, and those to create then."""
-
-    destroy: tuple[model.ComputeInstance, ...] = ()
-    create: tuple[int, ...] = ()
-    """Slices of each, the largest first."""
-
-
 def change(instance: model.GpuInstance, wanted: target.WantedInstance
-           ) -> ComputeChange:
-    """Return the change that destroys the fewest compute instances."""
+           ) -> tuple[tuple[model.ComputeInstance, ...], tuple[int, ...]]:
+    """Return the change that destroys the fewest compute instances.
+
+    :returns: those to destroy first, and the slices of those to create then,
+        the largest first.
+    """
     room = wanted.profile.slices
     for count in range(len(instance.compute), -1, -1):
         for keep in itertools.combinations(instance.compute, count):
@@ -160,11 +144,10 @@ def change(instance: model.GpuInstance, wanted: target.WantedInstance
                 continue
             create = tuple(sorted(missing.elements(), reverse=True))
             if _fits(room, _mask(keep), create):
-                return ComputeChange(tuple(
-                    item for item in instance.compute if item not in keep),
-                    create)
+                return tuple(item for item in instance.compute
+                             if item not in keep), create
     # Nothing is known to fit, e.g. 4 and 3 of 7 slices: let the GPU decide.
-    return ComputeChange(instance.compute, wanted.compute)
+    return instance.compute, wanted.compute
 
 
 def cost(instance: model.GpuInstance, wanted: target.WantedInstance,
@@ -181,8 +164,8 @@ def cost(instance: model.GpuInstance, wanted: target.WantedInstance,
                        reverse=True)
         fitting = not sizes or tuple(sizes) == wanted.compute
         return (0, 0) if fitting else None
-    needed = change(instance, wanted)
-    return len(needed.destroy), len(needed.create)
+    destroy, create = change(instance, wanted)
+    return len(destroy), len(create)
 
 
 def _mask(compute: Collection[model.ComputeInstance]) -> int:
@@ -329,9 +312,9 @@ def steps(mig: model.Mig, keep: Iterable[Kept],
     doomed, waiting = sorted(destroy), sorted(
         create, key=lambda item: item.placement)
     result: list[Step] = []
-    made: list[Created] = []
+    made: list[spec.MigInstanceSpec] = []
     while waiting:
-        occupancy = _occupancy(grid, there, made)
+        occupancy = grid.occupancy_of([*there, *made])
         item = min(waiting, key=lambda item: len(
             _in_the_way(grid, occupancy, doomed, item)))
         for instance in _in_the_way(grid, occupancy, doomed, item):
@@ -340,20 +323,13 @@ def steps(mig: model.Mig, keep: Iterable[Kept],
             there.remove(instance)
         result += _creation(item)
         waiting.remove(item)
-        made.append(item)
+        made.append(spec.MigInstanceSpec(
+            item.placement, item.wanted.profile.profile_id))
     for kept in keep:
         result += _compute(mig, kept)
     for instance in doomed:
         result += _destruction(mig, instance)
     return tuple(result)
-
-
-def _occupancy(grid: geometry.Geometry, there: Iterable[model.GpuInstance],
-               made: Iterable[Created]) -> geometry.Occupancy:
-    occupancy = grid.occupancy_of(there)
-    for item in made:
-        occupancy = occupancy.add(item.wanted.profile, item.placement)
-    return occupancy
 
 
 def _in_the_way(grid: geometry.Geometry, occupancy: geometry.Occupancy,
@@ -369,8 +345,8 @@ def _in_the_way(grid: geometry.Geometry, occupancy: geometry.Occupancy,
                 instance.profile_id != item.wanted.profile.profile_id)
     for count in range(len(others) + 1):
         gone = first + others[:count]
-        if grid.can_place(occupancy.without(gone), item.wanted.profile,
-                          item.placement.start):
+        if item.placement in grid.free_placements(
+                occupancy.without(gone), item.wanted.profile):
             return gone
     return first
 
@@ -395,10 +371,10 @@ def _compute(mig: model.Mig, kept: Kept) -> Iterator[Step]:
     if kept.wanted is None or kept.in_use is not None:
         return
     profile = mig.profile_by_id(kept.instance.profile_id)
-    needed = change(kept.instance, kept.wanted)
-    for compute in needed.destroy:
+    destroy, create = change(kept.instance, kept.wanted)
+    for compute in destroy:
         yield Step(Action.DESTROY_COMPUTE, profile,
                    kept.instance.placement, compute.size, compute.start)
-    for slices in needed.create:
+    for slices in create:
         yield Step(Action.CREATE_COMPUTE, profile, kept.instance.placement,
                    slices)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +25,7 @@ from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_type
 
+_Refuse = Callable[[str], exception.InvalidConfiguration]
 _Given = dict[model.VirtualFunction, model.VgpuType]
 
 
@@ -58,7 +61,7 @@ def plan(gpu: model.Gpu, policy: policies.Policy,
     if not policy.fixed_vgpus or gpu.framework in (
             model.Framework.MDEV_PF, model.Framework.MDEV_VF):
         return FixedPlan()
-    refuse = _Refusal(gpu, policy)
+    refuse = functools.partial(_refusal, gpu, policy)
     wanted = _wanted(gpu, policy, refuse)
     given = _assign(gpu, wanted, remembered, refuse)
     if policy.mode is policies.Mode.MIG:
@@ -97,20 +100,14 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
     return tuple(found)
 
 
-class _Refusal:
-    """Creates the exception for one GPU and policy."""
-
-    def __init__(self, gpu: model.Gpu, policy: policies.Policy) -> None:
-        self._gpu = gpu
-        self._policy = policy
-
-    def __call__(self, reason: str) -> exception.InvalidConfiguration:
-        return exception.InvalidConfiguration(
-            f'GPU {self._gpu.address}: fixed_vgpus of policy '
-            f'{self._policy.name} cannot be created: {reason}')
+def _refusal(gpu: model.Gpu, policy: policies.Policy, reason: str
+             ) -> exception.InvalidConfiguration:
+    return exception.InvalidConfiguration(
+        f'GPU {gpu.address}: fixed_vgpus of policy {policy.name} cannot be '
+        f'created: {reason}')
 
 
-def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
+def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refuse
             ) -> dict[model.VgpuType, int]:
     """Return how many of each type to have, in the policy's order."""
     types = vgpu_type.of_mode(gpu, policy.mode)
@@ -140,7 +137,7 @@ def _carried(function: model.VirtualFunction) -> str:
 
 
 def _assign(gpu: model.Gpu, wanted: Mapping[model.VgpuType, int],
-            remembered: Mapping[model.PciAddress, str], refuse: _Refusal
+            remembered: Mapping[model.PciAddress, str], refuse: _Refuse
             ) -> _Given:
     """Return the type of each function that is to carry a vGPU."""
     left = collections.Counter(wanted)
@@ -188,7 +185,7 @@ def _others(gpu: model.Gpu, given: _Given) -> list[model.VirtualFunction]:
             if _carried(function) and function not in given]
 
 
-def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refusal) -> None:
+def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refuse) -> None:
     """Refuse what does not fit: the first vGPU decides the size of all."""
     known = vgpu_type.by_id(gpu)
     others = _others(gpu, given)
@@ -216,7 +213,7 @@ def _said(others: Sequence[model.VirtualFunction]) -> str:
         f'{_carried(function)} on {function.address}' for function in others)
 
 
-def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
+def _places(gpu: model.Gpu, given: _Given, refuse: _Refuse
             ) -> dict[model.VirtualFunction, int]:
     """Return placement ids by function; new vGPUs are placed largest first."""
     known = {entry.mdev_type_id: entry for entry in gpu.vgpu_types}
@@ -248,7 +245,7 @@ def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
     return places
 
 
-def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
+def _instances(gpu: model.Gpu, given: _Given, refuse: _Refuse
                ) -> tuple[spec.MigInstanceSpec, ...]:
     """Return the GPU instances to create.
 
@@ -289,7 +286,7 @@ def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
 
 def _packed(mig: model.Mig,
             counts: Mapping[model.GpuInstanceProfile, int],
-            refuse: _Refusal) -> tuple[spec.MigInstanceSpec, ...]:
+            refuse: _Refuse) -> tuple[spec.MigInstanceSpec, ...]:
     grid = geometry.Geometry(mig.profiles)
     before = grid.occupancy_of(mig.instances)
     after = max(partition_plan.completions(grid, before, counts),

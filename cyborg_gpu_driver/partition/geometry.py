@@ -93,7 +93,6 @@ class Geometry:
             max((rules.engines[number] * rules.profile.max_instances
                  for rules in self._rules.values()), default=0)
             for number in range(len(_ENGINES)))
-        self.engines = model.Engines(*self._engines)
         """The number of each media engine, as far as profiles show it."""
 
     def occupancy_of(
@@ -108,12 +107,6 @@ class Geometry:
         return Occupancy(tuple(
             (instance.profile_id, instance.placement)
             for instance in instances))
-
-    def can_place(self, occupancy: Occupancy,
-                  profile: model.GpuInstanceProfile, start: int) -> bool:
-        """Whether an instance of ``profile`` can be created at ``start``."""
-        return any(placement.start == start for placement in
-                   self.free_placements(occupancy, profile))
 
     def free_placements(self, occupancy: Occupancy,
                         profile: model.GpuInstanceProfile

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import re
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -339,33 +340,24 @@ def _heals(item: Condition, facts: condition.Facts) -> bool:
 def _codes(facts: condition.Facts) -> Iterator[str]:
     """Yield the codes of what the GPU's answers show, worst first."""
     yield from facts.pci
-    if facts.remap_failed:
-        yield REMAP_FAILED
-    if facts.not_answering:
-        yield NOT_ANSWERING
-    if facts.lost:
-        yield LOST
-    if facts.reset_required:
-        yield 'RESET_REQUIRED'
-    if facts.recovery_action not in _NO_ACTION:
-        yield _ACTIONS.get(facts.recovery_action,
-                           f'NEEDS_ACTION_{facts.recovery_action}')
-    if facts.remap_pending:
-        yield 'REMAP_PENDING'
-    if facts.retired_pending:
-        yield 'RETIRED_PENDING'
-    if facts.ecc_uncorrected:
-        yield 'ECC'
-    if facts.thermal_slowdown or _too_hot(facts):
-        yield 'THERMAL'
-
-
-def _too_hot(facts: condition.Facts) -> bool:
+    action = facts.recovery_action
     limits = [limit for limit in (facts.slowdown_temperature,
                                   facts.shutdown_temperature)
               if limit is not None]
-    return (facts.temperature is not None and bool(limits)
-            and facts.temperature >= min(limits))
+    for is_seen, code in (
+            (facts.remap_failed, REMAP_FAILED),
+            (facts.not_answering, NOT_ANSWERING), (facts.lost, LOST),
+            (facts.reset_required, 'RESET_REQUIRED'),
+            (action not in _NO_ACTION,
+             _ACTIONS.get(action or 0, f'NEEDS_ACTION_{action}')),
+            (facts.remap_pending, 'REMAP_PENDING'),
+            (facts.retired_pending, 'RETIRED_PENDING'),
+            (facts.ecc_uncorrected, 'ECC'),
+            (facts.thermal_slowdown or facts.temperature is not None
+             and facts.temperature >= min(limits, default=math.inf),
+             'THERMAL')):
+        if is_seen:
+            yield code
 
 
 def codes_of(traits: Iterable[str]) -> tuple[str, ...]:

@@ -95,10 +95,9 @@ class Gpu:
 
 def whole(holder: Holder | None = None, name: Hashable = None) -> Gpu:
     """Return a GPU assigned as a whole, with the server that has it."""
-    row = _whole_table().row(geometry.EMPTY)
-    if holder is None:
-        return Gpu(name, (row,))
-    return Gpu(name, (row.options[0][0].after,), (holder,))
+    gpu = only_free((WHOLE,), name)
+    return gpu if holder is None else Gpu(
+        name, (gpu.rows[0].options[0][0].after,), (holder,))
 
 
 def only_free(profiles: Iterable[str], name: Hashable = None) -> Gpu:
@@ -120,10 +119,6 @@ def _one_of_each(profiles: tuple[str, ...]) -> geometry.Table:
             profile_id=number, name=name, slices=1, memory_mib=0,
             max_instances=1, placements=(model.Placement(0, 1),))
         for number, name in enumerate(profiles)))
-
-
-def _whole_table() -> geometry.Table:
-    return _one_of_each((WHOLE,))
 
 
 @functools.lru_cache(maxsize=256)

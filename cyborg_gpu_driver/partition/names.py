@@ -52,15 +52,15 @@ class ProfileName:
         unknown = sorted(self.attributes - set(ATTRIBUTES))
         if unknown:
             raise _invalid_profile(
-                self._text(), 'unknown attribute ' + ', '.join(unknown)
+                str(self), 'unknown attribute ' + ', '.join(unknown)
                 + '; expected ' + ', '.join(ATTRIBUTES))
         if len({attribute[0] for attribute in self.attributes}) > 1:
             raise _invalid_profile(
-                self._text(), 'a profile name has either + or - attributes, '
+                str(self), 'a profile name has either + or - attributes, '
                 'not both')
         if self.compute is not None and self.compute >= self.slices:
             raise _invalid_profile(
-                self._text(), 'a compute instance has its own name only if it '
+                str(self), 'a compute instance has its own name only if it '
                 'is smaller than its GPU instance, such as 1c.3g.20gb')
 
     @classmethod
@@ -90,9 +90,6 @@ class ProfileName:
             attributes=frozenset(listed))
 
     def __str__(self) -> str:
-        return self._text()
-
-    def _text(self) -> str:
         compute = '' if self.compute is None else f'{self.compute}c.'
         attributes = sorted(self.attributes)
         sign = attributes[0][0] if attributes else ''

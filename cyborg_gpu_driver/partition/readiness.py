@@ -64,7 +64,16 @@ def wants(gpu: model.Gpu, policy: policies.Policy) -> Wants:
         return Wants()
     if not gpu.visible_to_nvml:
         return Wants(driver=gpu.bound_from)
-    return _WANTS[policy.mode](gpu, policy)
+    scheduler = policy.scheduler and (policy.scheduler, policy.time_slice)
+    if policy.mode is policies.Mode.VGPU:
+        mixed = None
+        if gpu.mixed_sizes is not None or policy.mixed_sizes and (
+                gpu.mig is not None and gpu.mig.enabled):
+            mixed = policy.mixed_sizes
+        return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, True), mixed=mixed,
+                     scheduler=scheduler)
+    return Wants() if gpu.mig is None else Wants(
+        mig=True, vfs=_vfs(gpu, True), scheduler=scheduler)
 
 
 def driver_only(gpu: model.Gpu, wanted: Wants) -> Wants:
@@ -165,32 +174,6 @@ def _passthrough(gpu: model.Gpu) -> Wants:
         return Wants()
     return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, False),
                  driver=whole.VFIO_PCI)
-
-
-def _vgpu(gpu: model.Gpu, policy: policies.Policy) -> Wants:
-    sliced = gpu.mig is not None and gpu.mig.enabled
-    mixed = None
-    if gpu.mixed_sizes is not None or sliced and policy.mixed_sizes:
-        mixed = policy.mixed_sizes
-    return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, True), mixed=mixed,
-                 scheduler=_scheduler(policy))
-
-
-def _sliced(gpu: model.Gpu, policy: policies.Policy) -> Wants:
-    if gpu.mig is None:
-        return Wants()
-    return Wants(mig=True, vfs=_vfs(gpu, True), scheduler=_scheduler(policy))
-
-
-def _scheduler(policy: policies.Policy
-               ) -> tuple[model.SchedulerPolicy, int | None] | None:
-    return policy.scheduler and (policy.scheduler, policy.time_slice)
-
-
-_WANTS = {
-    policies.Mode.VGPU: _vgpu,
-    policies.Mode.MIG: _sliced,
-}
 
 
 def _mig(gpu: model.Gpu, enabled: bool) -> bool | None:

@@ -86,8 +86,8 @@ def _play(grid, there, step):
     profile_id = step.profile.profile_id
     key = profile_id, step.placement
     if step.action is Action.CREATE_INSTANCE:
-        if not grid.can_place(geometry.Occupancy(tuple(there)),
-                              step.profile, step.placement.start):
+        if step.placement not in grid.free_placements(
+                geometry.Occupancy(tuple(there)), step.profile):
             raise Refused(f'{step}: no room among {sorted(there)}')
         there[key] = []
     elif key not in there:

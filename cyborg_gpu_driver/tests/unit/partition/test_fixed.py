@@ -317,8 +317,8 @@ class TestInstances(FixedCase):
         occupancy = geometry.EMPTY
         for item in plan.instances:
             profile = gpu.mig.profile_by_id(item.profile_id)
-            self.assertTrue(grid.can_place(occupancy, profile,
-                                           item.placement.start))
+            self.assertIn(item.placement, grid.free_placements(
+                occupancy, profile))
             occupancy = occupancy.add(profile, item.placement)
         self.assertEqual(dict(governing.fixed_vgpus), {
             name: sum(item.name == name for item in plan.vgpus)

@@ -75,10 +75,9 @@ class ComputeChangeTestCase(base.BaseTestCase):
             model.Placement(0, 4), profile.profile_id, 1, compute=tuple(
                 model.ComputeInstance(start, size, number)
                 for number, (start, size) in enumerate(live)))
-        found = change.change(
+        destroy, create = change.change(
             instance, target.WantedInstance(profile, wanted))
-        return [(item.start, item.size)
-                for item in found.destroy], found.create
+        return [(item.start, item.size) for item in destroy], create
 
     def test_changes(self):
         for live, wanted, destroyed, created in (
