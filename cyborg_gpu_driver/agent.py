@@ -376,7 +376,7 @@ class Agent:
             # The drift comparison has just read them, if it had a reason to.
             there = generations = (
                 self._node.drift.take_generations()
-                or self._reserved_writer.generations(decided.providers))
+                or self._tree.generations(decided.providers))
             complete = self._publisher.enforce(decided.trusted, generations)
             self._reserved_writer.enforce(decided.draining, generations)
         except Exception as error:

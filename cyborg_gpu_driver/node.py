@@ -195,8 +195,7 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def withdrawal(self) -> withdrawal.Withdrawal:
         return withdrawal.Withdrawal(
-            self.state_path, self._reserved_writer, self.device,
-            self.hostname)
+            self.state_path, self.tree, self.device, self.hostname)
 
     @functools.cached_property
     def cordons(self) -> cordons.GpuCordons:

@@ -124,8 +124,7 @@ class Machine(view.HostView, node.Node):
             return
         try:
             wanted = self.inventories(address)
-            writer = self.reserved_writer
-            writer.enforce(wanted, writer.generations(
+            self.reserved_writer.enforce(wanted, self.tree.generations(
                 [inventory.provider for inventory in wanted]))
         except exception.UnknownGpu:
             # A GPU that no longer exists has no offers.

@@ -13,22 +13,16 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
-from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.report import publishing
-from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 
@@ -90,10 +84,6 @@ class ReservedWriter:
                     != item.offered),
                    lambda item: self._put(item, False))
 
-    def generations(self, providers: Sequence[str]) -> dict[str, int]:
-        """See :meth:`.publishing.ProviderTree.generations`."""
-        return self._tree.generations(providers)
-
     def enforce(self, wanted: Iterable[Inventory],
                 generations: Mapping[str, int]) -> None:
         """Write what differs from what Placement has; for each report.
@@ -105,7 +95,7 @@ class ReservedWriter:
         the first report may have asked Cyborg just before. If one provider
         cannot be written, the others are still written.
 
-        :param generations: what :meth:`generations` returned just now.
+        :param generations: what the tree's ``generations`` returned just now.
         :raises PlacementRefused: if Placement refused a write.
         :raises Exception: what the client raises.
         """
@@ -119,64 +109,6 @@ class ReservedWriter:
                 self._put(inventory, True)
 
         self._each(wanted, put)
-
-    def all_reserved(self, hostname: str,
-                     gpus: Collection[model.PciAddress]
-                     ) -> tuple[Inventory, ...]:
-        """The inventories that Placement has of GPUs, closed.
-
-        Only what servers use now is not reserved.
-
-        :param hostname: name of the compute node's provider.
-        :raises Exception: what the client raises.
-        """
-        found = []
-        for item in self._tree.of_host(hostname):
-            name, uuid = item['name'], item['uuid']
-            parts = names.parse_provider_name(name)
-            if (parts is None or uuid != names.provider_uuid(name)
-                    or model.PciAddress.parse(parts.gpu) not in gpus):
-                continue
-            usages = self._tree.usages(uuid) or {}
-            found += [Inventory(
-                uuid, kind, entry['total'],
-                max(0, entry['total'] - usages.get(kind, 0)))
-                for kind, entry in self._tree.inventories(uuid).items()]
-        return tuple(found)
-
-    def of_other_driver(self, hostname: str, host: model.Host
-                        ) -> dict[str, offer.Offer]:
-        """What Cyborg's own driver has reported of a host's GPUs.
-
-        It reports each function of a GPU as a device of its own.
-
-        :param hostname: name of the compute node's provider.
-        :returns: by UUID of the provider.
-        :raises Exception: what the client raises.
-        """
-        possible = {}
-        for gpu in host.gpus:
-            for function in (gpu.address, *(vf.address for vf in gpu.vfs)):
-                item = offer.Offer(
-                    gpu.address, '', policy.Mode.PASSTHROUGH, '', 0,
-                    function=function)
-                possible[names.provider_uuid(
-                    names.provider_name(hostname, item))] = item
-        there = possible.keys() & {
-            item['uuid'] for item in self._tree.of_host(hostname)}
-        return {uuid: dataclasses.replace(
-            possible[uuid], profile=kind, total=entry['total'])
-            for uuid in there
-            for kind, entry in self._tree.inventories(uuid).items()}
-
-    def in_use(self, provider: str) -> bool | None:
-        """Whether Placement has allocations against ``provider``.
-
-        :returns: None if Placement has no such provider.
-        :raises Exception: what the client raises.
-        """
-        usages = self._tree.usages(provider)
-        return None if usages is None else any(usages.values())
 
     def seen(self, provider: str) -> cleaning.Seen | None:
         """The consumers of a provider; None if the provider is missing.

@@ -30,6 +30,7 @@ from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
@@ -118,18 +119,18 @@ class _Look:
 class Withdrawal:
     """Remembers reports in ``state_path`` and compares the next with them.
 
-    :param writer: knows which providers have allocations. None does not ask
-        Placement and assumes that no provider has any.
+    :param tree: the providers of this host. None does not ask Placement and
+        assumes that no provider has any allocation.
     :param make: makes the device of a GPU and its offers, None without any.
     :param hostname: name of the compute node's provider.
     """
 
     def __init__(self, state_path: str,
-                 writer: reserved.ReservedWriter | None,
+                 tree: publishing.ProviderTree | None,
                  make: Callable[[model.Gpu, Iterable[offer.Offer]],
                                 names.ReportedDevice | None],
                  hostname: str):
-        self._writer = writer
+        self._tree = tree
         self._hostname = hostname
         self._make = make
         self._records = store.of(state_path)
@@ -262,27 +263,47 @@ class Withdrawal:
         unknown = self._records.unknown_claims()
         there = {gpu.address: gpu for gpu in host.gpus
                  if gpu.address not in unknown}
-        if self._writer is None or there.keys() <= self._adopted:
+        if self._tree is None or there.keys() <= self._adopted:
             return known
         try:
-            found = self._writer.of_other_driver(self._hostname, host)
+            found = [*self._in_tree(self._tree, there.values())]
         except Exception as error:
             # The report logs which GPUs it leaves alone because of this.
             LOG.debug("Providers of Cyborg's own driver are unknown: %s",
                       error)
             return known
-        for uuid, item in found.items():
-            if item.gpu in there:
-                before = known.get(item.gpu) or capacity.never_reported(
-                    there[item.gpu])
-                known[item.gpu] = dataclasses.replace(
-                    before, providers={uuid: item, **before.providers})
+        for uuid, item in found:
+            before = known.get(item.gpu) or capacity.never_reported(
+                there[item.gpu])
+            known[item.gpu] = dataclasses.replace(
+                before, providers={uuid: item, **before.providers})
         self._adopted.update(there)
         return known
 
+    def _in_tree(self, tree: publishing.ProviderTree,
+                 gpus: Iterable[model.Gpu]
+                 ) -> Iterator[tuple[str, offer.Offer]]:
+        """What Cyborg's own driver has reported of GPUs, with the UUIDs.
+
+        It reports each function of a GPU as a device of its own.
+        """
+        possible = {}
+        for gpu in gpus:
+            for function in (gpu.address, *(vf.address for vf in gpu.vfs)):
+                item = offer.Offer(
+                    gpu.address, '', policy.Mode.PASSTHROUGH, '', 0,
+                    function=function)
+                possible[names.provider_uuid(names.provider_name(
+                    self._hostname, item))] = item
+        for uuid in (item['uuid'] for item in tree.of_host(self._hostname)):
+            if uuid in possible:
+                for kind, entry in tree.inventories(uuid).items():
+                    yield uuid, dataclasses.replace(
+                        possible[uuid], profile=kind, total=entry['total'])
+
     def _unasked(self, address: model.PciAddress,
                  before: gpu_record.Reported | None) -> _Look | None:
-        if before or address in self._adopted or self._writer is None:
+        if before or address in self._adopted or self._tree is None:
             return None
         return _Look(None, None, 'Placement has not answered yet whether a '
                      "server has it through Cyborg's own driver", '')
@@ -343,10 +364,10 @@ class Withdrawal:
 
         An earlier process may have reported them: only Placement knows what.
         """
-        if not unread or self._writer is None or self._silent:
+        if not unread or self._tree is None or self._silent:
             return ()
         try:
-            return self._writer.all_reserved(self._hostname, unread)
+            return tuple(self._reserved_of(self._tree, unread))
         except Exception as error:
             self._silent = not isinstance(error, exception.PlacementRefused)
             LOG.warning('What Placement promises of GPU %(gpus)s could not be '
@@ -354,6 +375,25 @@ class Withdrawal:
                         {'gpus': ', '.join(map(str, sorted(unread))),
                          'error': exception.steady(error)})
             return ()
+
+    def _reserved_of(self, tree: publishing.ProviderTree,
+                     gpus: Collection[model.PciAddress]
+                     ) -> Iterator[reserved.Inventory]:
+        """The inventories that Placement has of GPUs, closed.
+
+        Only what servers use now is not reserved.
+        """
+        for item in tree.of_host(self._hostname):
+            name, uuid = item['name'], item['uuid']
+            parts = names.parse_provider_name(name)
+            if (parts is None or uuid != names.provider_uuid(name)
+                    or model.PciAddress.parse(parts.gpu) not in gpus):
+                continue
+            usages = tree.usages(uuid) or {}
+            for kind, entry in tree.inventories(uuid).items():
+                yield reserved.Inventory(
+                    uuid, kind, entry['total'],
+                    max(0, entry['total'] - usages.get(kind, 0)))
 
     def _withdrawn(self, before: gpu_record.Reported,
                    device: names.ReportedDevice | None, claimed: bool
@@ -399,18 +439,20 @@ class Withdrawal:
         allocation changes its provider's generation, so an unused provider
         is asked only once.
         """
-        if self._writer is None:
+        if self._tree is None:
             return False
         if self._silent:
             return True
         try:
             if self._generations is None:
-                self._generations = self._writer.generations([provider])
+                self._generations = self._tree.generations([provider])
             generation = self._generations.get(provider)
             if generation is None or self._empty.get(provider) != generation:
-                used = self._writer.in_use(provider)
-                if used is not False or generation is None:
-                    return used
+                usages = self._tree.usages(provider)
+                if usages is None:
+                    return None
+                if any(usages.values()) or generation is None:
+                    return any(usages.values())
                 self._empty[provider] = generation
             return False
         except Exception as error:

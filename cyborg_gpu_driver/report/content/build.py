@@ -239,33 +239,25 @@ def device_to_dict(device: names.ReportedDevice,
         'vendor_board_info': device.vendor_board_info,
         'controlpath_id': {'cpid_type': device.cpid_type,
                            'cpid_info': device.cpid_info},
-        'deployables': [
-            deployable_to_dict(deployable,
-                               (reserved or {}).get(deployable.name, 0))
-            for deployable in device.deployables],
-    }
-
-
-def deployable_to_dict(deployable: names.ReportedDeployable,
-                       reserved: int = 0) -> dict[str, Any]:
-    """One deployable, and the resource provider that Cyborg makes of it."""
-    total = deployable.num_accelerators
-    return {
-        'name': deployable.name,
-        'driver_name': deployable.driver_name,
-        'num_accelerators': total,
-        'attributes': dict(deployable.attributes),
-        'attach_handles': [
-            {'attach_type': handle.attach_type,
-             'attach_info': handle.attach_info}
-            for handle in deployable.handles],
-        'resource_provider': {
-            'uuid': deployable.provider_uuid,
+        'deployables': [{
             'name': deployable.name,
-            'inventories': {deployable.resource_class: {
-                'total': total, 'max_unit': total, 'reserved': reserved}},
-            'traits': list(deployable.traits),
-        },
+            'driver_name': deployable.driver_name,
+            'num_accelerators': deployable.num_accelerators,
+            'attributes': dict(deployable.attributes),
+            'attach_handles': [
+                {'attach_type': handle.attach_type,
+                 'attach_info': handle.attach_info}
+                for handle in deployable.handles],
+            'resource_provider': {
+                'uuid': deployable.provider_uuid,
+                'name': deployable.name,
+                'inventories': {deployable.resource_class: {
+                    'total': deployable.num_accelerators,
+                    'max_unit': deployable.num_accelerators,
+                    'reserved': (reserved or {}).get(deployable.name, 0)}},
+                'traits': list(deployable.traits),
+            },
+        } for deployable in device.deployables],
     }
 
 

@@ -202,7 +202,7 @@ def _reported(test, content):
     # Without Placement, everything counts as in use.
     for used in (set(), None):
         found = withdrawal.Withdrawal(
-            test.state_path, placements.Usages(used).writer(),
+            test.state_path, placements.Usages(used).providers(),
             lambda gpu, offered: build.device(gpu, offered, 'host'), 'host')
         found.held()
         for gpus in ((_HIDDEN,), (), (_BOARD,)):

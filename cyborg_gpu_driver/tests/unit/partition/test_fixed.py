@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import dataclasses
-import itertools
 
 import hypothesis
 from hypothesis import strategies as st
@@ -209,42 +208,6 @@ class TestMixedSizes(FixedCase):
         self.assertIn('does not support mixed sizes', self.refused(
             l40s(), rules(mixed_sizes=True, L40S_12Q=1)))
 
-    def test_every_combination_that_fits_is_placed(self):
-        for region in (24, 40):
-            sizes = [size for size in test_placement.REGIONS[region]
-                     if size > 3]
-            gpu = l40s(vfs=32, mixed_sizes=True,
-                       vgpu_types=tuple(test_placement.kinds(region)))
-            most = [range(min(3, len(test_placement.REGIONS[region][
-                size])) + 1) for size in sizes]
-            fitting = 0
-            for counts in itertools.product(*most):
-                if not any(counts) or sum(
-                        size * count for size, count in
-                        zip(sizes, counts, strict=True)) > region:
-                    continue
-                fits = next(test_placement.arrangements(
-                    region, tuple(sizes), counts, ()), None) is not None
-                fitting += fits
-                governing = rules(mixed_sizes=True, **{
-                    f'X_{size}Q': count for size, count in
-                    zip(sizes, counts, strict=True) if count})
-                if fits:
-                    self.check(gpu, governing, sum(counts))
-                else:
-                    self.refused(gpu, governing)
-            self.assertGreater(fitting, 20)
-
-    def check(self, gpu, governing, count):
-        plan = fixed.plan(gpu, governing, {})
-        places = [(item.placement_id, vgpu_name.type_number(item.type_id))
-                  for item in plan.vgpus]
-        self.assertEqual(count, len(places))
-        for number, (start, size) in enumerate(places):
-            self.assertFalse(test_placement.clashes(
-                start, size, places[:number]), places)
-
-
 class TestInstances(FixedCase):
 
     def instances(self, gpu, **numbers):
@@ -298,6 +261,10 @@ class TestInstances(FixedCase):
             pro_6000(), rules('mig', DC_1_24Q=3, DC_2_48Q=1)))
         self.assertIn('no vGPU type L40S-12Q', self.refused(
             pro_6000(), rules('mig', L40S_12Q=1)))
+        self.assertIn('no profile with id 99', self.refused(
+            dataclasses.replace(pro_6000(), vgpu_types=types(
+                [(11, 'DC-1-24Q', 24, 4, 99, 1)])),
+            rules('mig', DC_1_24Q=1)))
         without = dataclasses.replace(pro_6000(), mig=None)
         self.assertIn('not support MIG', self.refused(
             without, rules('mig', DC_1_8Q=1)))
@@ -323,16 +290,6 @@ class TestInstances(FixedCase):
         self.assertEqual(dict(governing.fixed_vgpus), {
             name: sum(item.name == name for item in plan.vgpus)
             for name in names})
-
-
-class TestUnknownProfile(FixedCase):
-
-    def test_a_type_of_a_profile_that_the_gpu_lacks(self):
-        kinds = tuple(dataclasses.replace(kind, gi_profile_id=99)
-                      for kind in types(PRO_6000))
-        gpu = dataclasses.replace(pro_6000(), vgpu_types=kinds)
-        self.assertIn('this GPU has no profile with id 99', self.refused(
-            gpu, rules('mig', DC_1_24Q=1)))
 
 
 class TestSurplus(FixedCase):

@@ -56,20 +56,10 @@ class TestBoxes(base.BaseTestCase):
             [('created', '0:4', '4g.40gb'), ('free', '4:2', None),
              ('created', '6:1', '1g.10gb'), ('blocked', '7:1', None)],
             states(tile('A100-80', ('4g.40gb', 0), ('1g.10gb', 6))))
-
-    def test_all_compute_slices_are_taken(self):
         self.assertEqual(
-            [('created', '0:4', '4g.40gb'), ('created', '4:4', '3g.40gb')],
-            states(tile('A100-80', ('4g.40gb', 0), ('3g.40gb', 4))))
-        self.assertEqual(
-            ('blocked', '7:1', None),
-            states(tile('A100-80', *(('1g.10gb', unit)
-                                     for unit in range(7))))[-1])
-
-    def test_free_units_between_instances(self):
-        self.assertEqual(
-            [('free', '0:4'), ('created', '4:2'), ('free', '6:2')],
-            [box[:2] for box in states(tile('A100-80', ('2g.20gb', 4)))])
+            [('free', '0:4', None), ('created', '4:2', '2g.20gb'),
+             ('free', '6:2', None)],
+            states(tile('A100-80', ('2g.20gb', 4))))
 
     def test_handles(self):
         claims = [(handle, FUNCTION, model.Placement(0, 4))
@@ -108,14 +98,6 @@ class TestBoxes(base.BaseTestCase):
             gpu_map.tile(off, 0, policy.Mode.MIG, NOTHING)))
         self.assertIn('MIG mode is on, no placements', drawn(
             gpu_map.tile(boards.gpu(()), 0, policy.Mode.MIG, NOTHING)))
-
-    def test_a_gpu_without_placements_is_one_box(self):
-        gpu = boards.gpu((model.GpuInstanceProfile(
-            1, '1g.1gb', 1, 1024, 64, ()),))
-        (box,) = gpu_map.tile(gpu, 0, policy.Mode.MIG, NOTHING).boxes
-        self.assertEqual(gpu_map.State.BLOCKED, box.state)
-        self.assertIn('0000:', drawn(gpu_map.tile(
-            gpu, 0, policy.Mode.MIG, NOTHING)))
 
     def test_an_instance_is_drawn_without_placements(self):
         gpu = boards.without_placements(

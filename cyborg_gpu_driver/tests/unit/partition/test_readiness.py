@@ -222,33 +222,24 @@ class TestDriver(base.BaseTestCase):
     def wants(self, gpu, mode='passthrough'):
         return readiness.wants(gpu, rules(mode))
 
-    def steps(self, *arguments):
-        return readiness.actions(arguments[0], self.wants(*arguments))
-
-    def test_a_whole_gpu_is_bound_once(self):
-        self.assertEqual((Step.BIND_VFIO,), self.steps(a100()))
-        self.assertEqual((), self.steps(handed_over()))
-
-    def test_one_that_the_operator_bound_stays_in_every_mode(self):
-        for driver in ('vfio-pci', 'nvgrace_gpu_vfio_pci'):
-            gpu = handed_over(driver=driver, bound_from=None)
-            for mode in ('passthrough', 'mig', 'off'):
-                self.assertEqual((), self.steps(gpu, mode))
-
-    def test_one_that_we_bound_goes_back_for_another_mode(self):
-        for mode in ('mig', 'vgpu'):
-            self.assertEqual((Step.BIND_NVIDIA,),
-                             self.steps(handed_over(), mode))
-        self.assertEqual((), self.steps(handed_over(), 'off'))
-
-    def test_without_a_driver_it_is_bound(self):
-        gpu = handed_over(driver=None, bound_from=None)
-        self.assertEqual((Step.BIND_VFIO,), self.steps(gpu))
-
-    def test_another_driver_is_left_alone(self):
-        gpu = handed_over(driver='nouveau', bound_from=None)
-        for mode in ('passthrough', 'mig'):
-            self.assertEqual((), self.steps(gpu, mode))
+    def test_who_binds_it(self):
+        for gpu, modes, expected in (
+                (a100(), ('passthrough',), (Step.BIND_VFIO,)),
+                (handed_over(), ('passthrough', 'off'), ()),
+                # One that this library has bound goes back.
+                (handed_over(), ('mig', 'vgpu'), (Step.BIND_NVIDIA,)),
+                # One that the operator has bound stays.
+                (handed_over(bound_from=None),
+                 ('passthrough', 'mig', 'off'), ()),
+                (handed_over(driver='nvgrace_gpu_vfio_pci', bound_from=None),
+                 ('passthrough', 'mig', 'off'), ()),
+                (handed_over(driver=None, bound_from=None),
+                 ('passthrough',), (Step.BIND_VFIO,)),
+                (handed_over(driver='nouveau', bound_from=None),
+                 ('passthrough', 'mig'), ())):
+            for mode in modes:
+                self.assertEqual(expected, readiness.actions(
+                    gpu, self.wants(gpu, mode)), (gpu.driver, mode))
 
     def test_what_nothing_else_may_be_changed_of(self):
         for gpu, expected in (

@@ -6,7 +6,6 @@ import collections
 import json
 
 from cyborg_gpu_driver.report import publishing
-from cyborg_gpu_driver.report import reserved
 
 
 class Answer:
@@ -68,7 +67,6 @@ class Usages:
             return Answer(404, {})
         return Answer(200, {'usages': {'CUSTOM_X': int(uuid in self.used)}})
 
-    def writer(self):
-        """Return a writer that reads from this Placement."""
-        return reserved.ReservedWriter(
-            publishing.ProviderTree(lambda: self))
+    def providers(self):
+        """Return the tree of providers in this Placement."""
+        return publishing.ProviderTree(lambda: self)

@@ -163,16 +163,6 @@ class DriftTest(base.BaseTestCase):
             'here', self.offers[-1]))] = [1, 1, 0]
         self.assertNotIn('passthrough', self.usages())
 
-    def test_the_objects_of_an_error_do_not_make_it_another_one(self):
-        def fail(url, version):
-            raise ConnectionError(f'{object()}: Connection refused')
-
-        self.placement.get = fail
-        for _ in range(3):
-            self.assertIsNone(self.read())
-        self.assertEqual(1, self.log.output.count(
-            '<object>: Connection refused'))
-
     def test_a_placement_that_does_not_answer_is_said_once(self):
         self.read()
         self.placement.status = 503

@@ -169,5 +169,5 @@ class SenselessTest(base.BaseTestCase):
                 None, [], 'text', 7, {'usages': {'PGPU': 'one'}},
                 {'resource_provider_generation': None, 'allocations': {}},
                 {'total': 1, 'reserved': None}):
-            for ask in (tree.get, writer.in_use, writer.seen):
+            for ask in (tree.get, tree.usages, writer.seen):
                 self.assertRaises(exception.PlacementRefused, ask, 'one')

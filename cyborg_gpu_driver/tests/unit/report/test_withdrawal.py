@@ -9,7 +9,6 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
@@ -68,7 +67,7 @@ class WithdrawalTest(base.BaseTestCase):
 
     def restart(self):
         self.withdrawal = withdrawal.Withdrawal(
-            self.state_path, self.placement.writer(), _make, 'host')
+            self.state_path, self.placement.providers(), _make, 'host')
 
     def decide(self, *present, gpus=(), make=_offers, ignored=(), claimed=(),
                library_missing=False, unhealthy=(), owned=None):
@@ -164,34 +163,11 @@ class WithdrawalTest(base.BaseTestCase):
         self.placement.used = None
         self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
 
-    def test_a_healthy_gpu_is_reported_as_it_is(self):
-        decision, devices = self.decide(_GPU)
-        self.assertEqual({_ADDRESS: _device(_GPU)}, devices)
-        self.assertEqual((_ADDRESS,), decision.trusted)
-        self.assertEqual((), decision.draining)
-
-    def test_a_gpu_that_cannot_be_read_is_left_alone(self):
-        unhealthy = dataclasses.replace(_GPU, problems=('MIG mode: UNKNOWN',))
-        for gpu in (unhealthy, _UNSEEN):
-            decision, devices = self.decide(gpu)
-            self.assertTrue(devices[_ADDRESS].stub)
-            self.assertEqual((), decision.trusted)
-            self.assertEqual(build.cpid_info(_ADDRESS),
-                             devices[_ADDRESS].cpid_info)
-
-    def test_an_unhealthy_gpu_that_is_left_alone_is_promised_to_nobody(self):
-        known = {item.provider_uuid for item
-                 in self.report(_GPU)[_ADDRESS].deployables}
-        decision = self.withdrawal.decide(
-            model.Host(gpus=(_UNSEEN,)), _offers, (), set(), (_ADDRESS,))
-        self.assertTrue(decision.devices[0].stub)
-        self.assertEqual(known, {item.provider for item
-                                 in decision.draining})
-
     def unread(self, gpu=_UNSEEN, **kwargs):
         """How much is reserved by provider while a GPU cannot be read."""
         decision, devices = self.decide(gpu, **kwargs)
         self.assertTrue(devices[_ADDRESS].stub)
+        self.assertEqual((), decision.trusted)
         return {item.provider: (item.total, item.reserved)
                 for item in decision.draining}
 
@@ -261,7 +237,7 @@ class WithdrawalTest(base.BaseTestCase):
     def test_under_another_host_name_nothing_is_reported_again(self):
         device = self.report(_GPU)[_ADDRESS]
         self.withdrawal = withdrawal.Withdrawal(
-            self.state_path, self.placement.writer(),
+            self.state_path, self.placement.providers(),
             lambda gpu, offered: build.device(gpu, offered, 'other'), 'other')
         reported = self.report(_GPU)[_ADDRESS]
         self.assertEqual(2, len(reported.deployables))
@@ -303,14 +279,6 @@ class WithdrawalTest(base.BaseTestCase):
             known = withdrawal.remembered(self.state_path)[_ADDRESS]
             self.assertEqual(mode, known.mode)
 
-    def test_a_gpu_that_vanishes_in_use_is_left_alone_even_restarted(self):
-        self.use(self.report(_GPU)[_ADDRESS])
-        for _ in range(2):
-            self.restart()
-            self.assertTrue(self.report()[_ADDRESS].stub)
-        self.free()
-        self.assertFalse(self.report()[_ADDRESS].stub)
-
     def test_unknown_use_counts_as_use(self):
         self.report(_GPU)
         self.placement.used = None
@@ -328,13 +296,6 @@ class WithdrawalTest(base.BaseTestCase):
         self.decide(_GPU, make=_fewer)
         self.assert_kept(device, 1, gpus=(_GPU,), make=_fewer,
                          claimed=[_ADDRESS])
-
-    def test_another_gpu_is_not_disturbed(self):
-        other = dataclasses.replace(_GPU, address=_OTHER)
-        self.use(self.report(_GPU, other)[_ADDRESS])
-        devices = self.report(other)
-        self.assertTrue(devices[_ADDRESS].stub)
-        self.assertFalse(devices[_OTHER].stub)
 
     def test_a_profile_in_use_is_not_dropped_but_drained(self):
         first = self.report(_GPU)[_ADDRESS]
@@ -435,24 +396,6 @@ class WithdrawalTest(base.BaseTestCase):
         self.free()
         self.assert_kept(first, gpus=(_GPU,), make=self.whole('busy'))
 
-    def test_held_is_a_stub_of_all_that_was_reported(self):
-        other = dataclasses.replace(_GPU, address=_OTHER)
-        self.report(_GPU, other)
-        self.restart()
-        self.assertEqual(
-            (build.stub_device(_ADDRESS), build.stub_device(_OTHER)),
-            self.withdrawal.held())
-
-    def test_an_unusable_record_is_set_aside(self):
-        self.report(_GPU)
-        path = store.Store(self.state_path).path(_ADDRESS)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write('{}')
-        self.restart()
-        self.assertEqual((build.stub_device(_ADDRESS),),
-                         self.withdrawal.held())
-        self.assertTrue(os.path.exists(path + '.unusable-1'))
-
     def test_a_gpu_whose_record_was_damaged_stays_until_it_is_rebuilt(self):
         self.report(_GPU)
         records = store.of(self.state_path)
@@ -472,18 +415,6 @@ class WithdrawalTest(base.BaseTestCase):
         self.assertIn(f'delete {records.path(_ADDRESS)}', log.output)
         os.unlink(records.path(_ADDRESS))
         self.assertEqual({}, self.report())
-
-    def test_facts_of_a_wrong_type_are_not_believed(self):
-        path = store.Store(self.state_path).path(_ADDRESS)
-        for wrong in ({'model': 1}, {'memory_mib': '81920'}):
-            self.report(_GPU)
-            record = durable.read(path, store.KIND, store.VERSION)
-            record['reported']['facts'].update(wrong)
-            durable.write(path, store.KIND, store.VERSION, record)
-            self.assertEqual({}, withdrawal.remembered(self.state_path))
-            self.restart()
-            self.assertTrue(self.report(_GPU)[_ADDRESS].stub)
-            store.of(self.state_path).put(_ADDRESS, claims_lost=False)
 
     def test_a_state_path_that_cannot_be_written_does_not_stop_reports(self):
         log = self.useFixture(fixtures.FakeLogger())

@@ -149,7 +149,7 @@ class CordonTest(CordonCase):
         for name, value in (
                 ('cloud.placement_client.Placement', lambda _: self),
                 ('node.Node.inventories', inventories),
-                ('report.reserved.ReservedWriter.generations',
+                ('report.publishing.ProviderTree.generations',
                  lambda *_: {}),
                 ('report.reserved.ReservedWriter.enforce',
                  lambda *_: written.append(True))):

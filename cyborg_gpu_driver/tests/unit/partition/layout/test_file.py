@@ -107,13 +107,6 @@ class LayoutFileTestCase(base.BaseTestCase):
             in content.items()), 'some.yaml')
         self.assertEqual(written, self.parse(written.dump()))
 
-    def test_json_is_read_too(self):
-        found = self.parse(
-            '{"version": "v1", "mig-configs": {"mine": [{"devices": [0],'
-            ' "mig-enabled": true, "mig-devices": {"1g.5gb": 1}}]}}')
-        self.assertEqual({'1g.5gb': 1},
-                         found.entry().sections[0].mig_devices)
-
     def test_an_entry_is_chosen(self):
         error = self.assertRaises(
             exception.DocumentError, self.parse(TEXT).entry, 'tenth')
@@ -132,20 +125,11 @@ class LayoutFileTestCase(base.BaseTestCase):
                      'keys version, mig-configs'),
                 ('[]', 'top level: found an empty list'),
                 ('version: v1', "key 'mig-configs' is missing"),
-                ('mig-configs: {}', "key 'version' is missing; expected v1"),
                 ('version: v2\nother: {}',
                  "version: found 'v2'; expected v1"),
-                ('version: 1\nmig-configs: {}',
-                 'version: found 1; expected v1'),
                 ('version: v1\nmig-configs: {}',
                  'mig-configs: found an empty mapping; expected at least one '
                  'entry, NAME: [...]'),
-                ('version: v1\nmig-configs: {a: []}',
-                 'mig-configs.a: found an empty list; expected a list of at '
-                 'least one item'),
-                ('version: v1\nmig-configs: {a b: {}}',
-                 "mig-configs['a b']: found an empty mapping; expected a "
-                 'list'),
                 ('version: v1\nmig-config: {}',
                  "unknown key 'mig-config'"),
                 ('version: v1\nversion: v1\nmig-configs: {}',
@@ -178,16 +162,10 @@ class LayoutFileTestCase(base.BaseTestCase):
                    'and vendor id in quotes, such as "0x233010DE"')
         count = 'expected a whole number from 0'
         for item, words in (
-                ('all', ": found 'all'; expected a mapping with keys devices, "
-                 'mig-enabled, device-filter, mig-devices'),
                 ('{mig-enabled: false}', ": key 'devices' is missing; "
                  'expected all, or a list of indices of GPUs'),
-                ('{devices: all}', ": key 'mig-enabled' is missing; expected "
-                 'true or false'),
                 ('{devices: all, mig-enabled: true}',
                  ": key 'mig-devices' is missing; give {} for a GPU"),
-                ('{devices: all, mig-enabled: on-ish}',
-                 ".mig-enabled: found 'on-ish'; expected true or false"),
                 ('{devices: all, mig-enabled: false, mig_devices: {}}',
                  ": unknown key 'mig_devices'; "
                  'known keys: devices, mig-enabled, device-filter'),
@@ -196,42 +174,26 @@ class LayoutFileTestCase(base.BaseTestCase):
                  ': mig-devices without MIG mode; set mig-enabled: true'),
                 ('{devices: some, mig-enabled: false}',
                  f".devices: found 'some'; {choice}"),
-                ('{devices: 0, mig-enabled: false}',
-                 f'.devices: found 0; {choice}'),
                 ('{devices: [-1], mig-enabled: false}',
                  '.devices[0]: found -1; expected the index of a GPU, from '
                  '0'),
-                ('{devices: [0, true], mig-enabled: false}',
-                 '.devices[1]: found true; expected the index of a GPU'),
                 ('{devices: [0, 1, 1], mig-enabled: false}',
                  '.devices[2]: 1 appears twice; keep one'),
                 ('{devices: all, device-filter: 0x20B010DE, '
                  'mig-enabled: false}',
                  f'.device-filter: found 548409566 (0x20B010DE); {filter_}'),
-                ('{devices: all, device-filter: "20B0", '
-                 'mig-enabled: false}', ".device-filter: found '20B0'; "
-                 'expected PCI device id and vendor id in quotes, such as '
-                 '"0x233010DE"'),
                 ('{devices: all, device-filter: ["0x20B010DE", '
                  '"0x20b010de"], mig-enabled: false}',
                  '.device-filter: a board appears twice; keep one'),
-                ('{devices: all, device-filter: {}, mig-enabled: false}',
-                 f'.device-filter: found an empty mapping; {filter_}'),
                 (f'{{{on}[]}}', '.mig-devices: found an empty list; expected '
                  'names of MIG devices and how many of each, such as '
                  '{"1g.10gb": 2}'),
                 (f'{{{on}{{1g.5gb: -1}}}}',
                  f'.mig-devices.1g.5gb: found -1; {count}'),
-                (f'{{{on}{{1g.5gb: true}}}}',
-                 f'.mig-devices.1g.5gb: found true; {count}'),
-                (f'{{{on}{{1g.5gb: "7"}}}}',
-                 f".mig-devices.1g.5gb: found '7'; {count}"),
                 (f'{{{on}{{1g.5gb: 0}}}}', '.mig-devices: all counts are 0; '
                  'give {} for none at all'),
                 (f'{{{on}{{1g.5gb.me: 1}}}}', ".mig-devices: found key "
-                 "'1g.5gb.me'; expected SLICESg.MEMORYgb such as 1g.10gb"),
-                (f'{{{on}{{4c.3g.20gb: 1}}}}', '.mig-devices: found key '
-                 "'4c.3g.20gb'; a compute instance has its own name only if")):
+                 "'1g.5gb.me'; expected SLICESg.MEMORYgb such as 1g.10gb")):
             self.assertIn(f'some.yaml: mig-configs.mine[0]{words}',
                           self.refused(one(item)), item)
         self.assertIn("key '1g.5gb' appears twice", self.refused(

@@ -3,7 +3,6 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import plan
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state
@@ -80,27 +79,6 @@ class GenerateTestCase(base.BaseTestCase):
                 self.assertEqual(wanted.enabled, mode)
                 self.assertEqual(sum(wanted.counts.values()), len(there))
         self.assertIn(('all-balanced', 5), spoken_of)
-
-    def test_what_is_mixed_is_full(self):
-        for name in _IDS:
-            gpu, = host(name)
-            grid = geometry.Geometry(gpu.mig.profiles)
-            plain = boards.named(gpu.mig.profiles, *boards.BASE[name])
-            packable = boards.packable(grid, plain)
-            found = state.generate([gpu])
-            for entry in found.entries:
-                counts = entry.sections[0].mig_devices
-                if len(counts) < 2:
-                    continue
-                more = [dict(counts, **{item.name:
-                                        counts.get(item.name, 0) + 1})
-                        for item in plain]
-                ids = {item.name: item.profile_id for item in plain}
-                for larger in more:
-                    self.assertNotIn(
-                        tuple(sorted((ids[key], count)
-                                     for key, count in larger.items())),
-                        packable, entry.name)
 
     def test_no_gpu(self):
         self.assertEqual((), state.generate([]).entries)

@@ -52,16 +52,6 @@ class TestChooseStart(base.BaseTestCase):
             self.assertEqual(
                 starts, self.starts(board, *[profile] * len(starts)))
 
-    def test_a_half_that_is_broken_already(self):
-        grid = geometry.Geometry(boards.H100_80)
-        gpu = boards.gpu(boards.H100_80, [('1g.10gb', 0)])
-        occupancy = grid.occupancy_of(gpu.mig.instances)
-        for name, start in (('1g.10gb', 1), ('2g.20gb', 2),
-                            ('3g.40gb', 4)):
-            profile, = boards.named(boards.H100_80, name)
-            self.assertEqual(start, geometry.choose_start(
-                grid, occupancy, profile).start, name)
-
     @hypothesis.given(test_geometry.occupied_boards(),
                       st.integers(0, 2 ** 16))
     def test_order_of_profiles_and_instances_does_not_matter(

@@ -78,31 +78,23 @@ class TestGeometry(base.BaseTestCase):
         self.assertEqual(0, counts['3g.40gb'])
         self.assertEqual(1, counts['2g.20gb'])
 
-    def test_one_media_extension(self):
-        counts = self.creatable('A100-80', ('1g.10gb+me', 6))
-        self.assertEqual(0, counts['1g.10gb+me'])
-        self.assertEqual(0, counts['7g.80gb'])
-        self.assertEqual(6, counts['1g.10gb'])
-
-    def test_media_extensions_of_two_sizes_share_one_engine(self):
-        counts = self.creatable('A30', ('1g.6gb+me', 0))
-        self.assertEqual(0, counts['2g.12gb+me'])
-        self.assertEqual(1, counts['2g.12gb'])
-
-    def test_all_media_engines_exclude_all_that_have_any(self):
-        for name in ('1g.24gb+me.all', '2g.48gb+me.all'):
-            counts = self.creatable('RTX PRO 6000', (name, 0))
-            left = {other for other, count in counts.items() if count}
-            self.assertEqual({'1g.24gb-me', '2g.48gb-me'}, left, name)
-
-    def test_any_media_engine_excludes_all_media_engines(self):
-        for name in ('1g.24gb', '1g.24gb+me', '1g.24gb+gfx', '2g.48gb'):
-            counts = self.creatable('RTX PRO 6000', (name, 0))
-            self.assertEqual((0, 0), (counts['1g.24gb+me.all'],
-                                      counts['2g.48gb+me.all']), name)
-        counts = self.creatable('RTX PRO 6000', ('1g.24gb-me', 0))
-        self.assertEqual((1, 1), (counts['1g.24gb+me.all'],
-                                  counts['2g.48gb+me.all']))
+    def test_media_engines(self):
+        """What some instances leave of profiles with media extensions."""
+        quarter, half = '1g.24gb+me.all', '2g.48gb+me.all'
+        for board, name, expected in (
+                ('A100-80', '1g.10gb+me',
+                 {'1g.10gb+me': 0, '7g.80gb': 0, '1g.10gb': 6}),
+                ('A30', '1g.6gb+me', {'2g.12gb+me': 0, '2g.12gb': 1}),
+                *(('RTX PRO 6000', name, {quarter: 0, half: 0}) for name in (
+                    '1g.24gb', '1g.24gb+me', '1g.24gb+gfx', '2g.48gb')),
+                ('RTX PRO 6000', '1g.24gb-me', {quarter: 1, half: 1})):
+            counts = self.creatable(board, (name, 0))
+            self.assertEqual(expected, {
+                key: counts[key] for key in expected}, name)
+        for name in (quarter, half):
+            self.assertEqual({'1g.24gb-me', '2g.48gb-me'}, {
+                key for key, count in self.creatable(
+                    'RTX PRO 6000', (name, 0)).items() if count}, name)
 
     def test_engine_count_that_every_profile_gives_alike(self):
         # Even if the whole GPU reports one decoder, seven instances with one
@@ -142,19 +134,6 @@ class TestGeometry(base.BaseTestCase):
             model.GpuInstance(model.Placement(3, 8), 99, 3)])
         self.assertEqual(3, grid.creatable(occupancy, grid.profiles[0]))
 
-    def test_instance_ids_do_not_matter(self):
-        grid = self.grid('A100-80')
-        places = [(model.Placement(6, 1), 19), (model.Placement(4, 2), 14),
-                  (model.Placement(0, 1), 19)]
-        first = grid.occupancy_of(
-            model.GpuInstance(place, profile, number)
-            for number, (place, profile) in enumerate(places))
-        second = grid.occupancy_of(
-            model.GpuInstance(place, profile, 40 - number)
-            for number, (place, profile) in enumerate(reversed(places)))
-        self.assertEqual(first, second)
-        self.assertEqual(hash(first), hash(second))
-
     @hypothesis.given(occupied_boards())
     def test_creatable_is_exact(self, reached):
         grid, occupancy = reached
@@ -187,18 +166,15 @@ class TestEnumeration(base.BaseTestCase):
                 len(list(geometry.states(grid, profiles))),
                 len(boards.packable(grid, profiles)))
 
-    def test_eight_units(self):
-        for board in ('A100-40', 'A100-80', 'H100-80', 'H200-141'):
-            self.assertEqual((19, 14, 298, 37), self.figures(board), board)
-
-    def test_eight_units_with_double_memory(self):
-        for board, name in (('A100-40', '1g.10gb'), ('H200-141', '1g.35gb')):
-            self.assertEqual((78, 38, 723),
-                             self.figures(board, name)[:3], board)
-
-    def test_halves_and_quarters(self):
-        for board in ('A30', 'RTX PRO 6000'):
-            self.assertEqual((5, 4, 26), self.figures(board)[:3], board)
+    def test_numbers(self):
+        for board, more, expected in (
+                *((board, (), (19, 14, 298, 37)) for board in (
+                    'A100-40', 'A100-80', 'H100-80', 'H200-141')),
+                ('A100-40', ('1g.10gb',), (78, 38, 723)),
+                ('H200-141', ('1g.35gb',), (78, 38, 723)),
+                ('A30', (), (5, 4, 26)), ('RTX PRO 6000', (), (5, 4, 26))):
+            self.assertEqual(
+                expected, self.figures(board, *more)[:len(expected)], board)
 
     def test_the_19_layouts(self):
         left = ('2g0 2g2', '2g0 1g2 1g3', '1g0 1g1 2g2', '1g0 1g1 1g2 1g3')

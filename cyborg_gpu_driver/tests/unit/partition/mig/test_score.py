@@ -21,13 +21,6 @@ def base(board):
 
 class TableTest(test_base.BaseTestCase):
 
-    def test_room_of_an_empty_gpu(self):
-        for profiles in boards.ALL.values():
-            table = geometry.Table(geometry.Geometry(profiles))
-            self.assertEqual(
-                tuple(profile.max_instances for profile in table.profiles),
-                table.row(geometry.EMPTY).room)
-
     def test_room_counts_what_may_end(self):
         table = base('A30')
         one, two, four = table.profiles
@@ -104,11 +97,6 @@ class PriceTest(test_base.BaseTestCase):
 
 
 class CostTest(test_base.BaseTestCase):
-
-    def test_an_empty_gpu_costs_nothing(self):
-        for profiles in boards.ALL.values():
-            self.assertEqual(0.0, geometry.cost(
-                geometry.Geometry(profiles), geometry.EMPTY))
 
     @hypothesis.given(test_geometry.occupied_boards())
     def test_each_instance_adds_to_it(self, reached):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import collections
-import itertools
 import random
 
 from oslotest import base as test_base
@@ -239,32 +238,3 @@ class ExactTest(test_base.BaseTestCase):
                 holder.want)
             self.assertTrue(rows[move.destination])
         self.assertTrue(_fits(by_name[plan.gpu], rows[plan.gpu], wanted))
-
-
-class ChoiceTest(test_base.BaseTestCase):
-
-    def test_the_placement_is_the_one_that_the_agent_chooses(self):
-        for row in itertools.islice(_rows(table('A100-80')), 300):
-            for number, profile in enumerate(row.table.profiles):
-                start = geometry.choose_start(
-                    row.table.grid, row.occupancy, profile)
-                after = planner.arrived((row,), (number,), True)
-                if start is None:
-                    self.assertIsNone(after)
-                else:
-                    self.assertEqual(
-                        row.occupancy.add(profile, start),
-                        after[0].occupancy)
-
-
-def _rows(table):
-    seen, left = set(), [geometry.EMPTY]
-    while left:
-        occupancy = left.pop()
-        if occupancy in seen:
-            continue
-        seen.add(occupancy)
-        yield table.row(occupancy)
-        left += [occupancy.add(profile, place)
-                 for profile in table.profiles for place
-                 in table.grid.free_placements(occupancy, profile)]

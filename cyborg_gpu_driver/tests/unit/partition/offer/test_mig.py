@@ -137,25 +137,21 @@ class TestRoom(base.BaseTestCase):
             {'DC-1-8Q': 11, 'DC-1-8A': 11, 'DC-1-12Q': 6, '1g.24gb+gfx': 3,
              '2g.48gb+gfx': 1}, self.creatable(board, 'nvidia-13'))
 
-    def test_on_a_full_one(self):
-        board = gpu(('1g.24gb+gfx', 9), used=['nvidia-13'] * 3)
-        self.assertEqual(9, self.creatable(
-            board, *['nvidia-13'] * 3)['DC-1-8A'])
-
-    def test_nothing_on_somebody_elses(self):
-        board = gpu(('1g.24gb+gfx', 9), used=['nvidia-13'])
-        self.assertEqual(9, self.creatable(board)['DC-1-8Q'])
-
-    def test_nothing_beside_another_size(self):
-        board = gpu(('1g.24gb+gfx', 9), used=['nvidia-13', 'nvidia-12'])
-        self.assertEqual(9, self.creatable(
-            board, 'nvidia-13', 'nvidia-12')['DC-1-8Q'])
-        self.assertEqual(9, self.creatable(
-            board, 'nvidia-13', 'nvidia-99')['DC-1-8Q'])
-
-    def test_nothing_on_another_profile(self):
-        board = gpu(('2g.48gb+gfx', 0), used=['nvidia-13'])
-        self.assertEqual(6, self.creatable(board, 'nvidia-13')['DC-1-8Q'])
+    def test_instances_that_take_no_more(self):
+        for live, used, there, expected in (
+                ('1g.24gb+gfx', 3 * ['nvidia-13'], 3 * ['nvidia-13'], 9),
+                # An instance of another tool.
+                ('1g.24gb+gfx', ['nvidia-13'], [], 9),
+                # vGPUs of another size.
+                ('1g.24gb+gfx', ['nvidia-13', 'nvidia-12'],
+                 ['nvidia-13', 'nvidia-12'], 9),
+                ('1g.24gb+gfx', ['nvidia-13', 'nvidia-12'],
+                 ['nvidia-13', 'nvidia-99'], 9),
+                # An instance of another profile.
+                ('2g.48gb+gfx', ['nvidia-13'], ['nvidia-13'], 6)):
+            board = gpu((live, 9 if live.startswith('1g') else 0), used=used)
+            self.assertEqual(
+                expected, self.creatable(board, *there)['DC-1-8Q'], there)
 
     def test_what_the_driver_says_is_there_counts(self):
         board = boards.gpu(

@@ -9,9 +9,7 @@ from oslotest import base
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
@@ -58,15 +56,6 @@ class TestOffers(SimulatedCase):
             self.assertIs(framework, gpu.framework)
             self.assertEqual(expected, self.totals(gpu, policy.Mode.MIG))
 
-    def test_several_an_instance(self):
-        gpu = self.gpus('rtxpro6000x8')[0]
-        self.assertEqual(
-            {'DC-1-8Q': 12, 'DC-1-12A': 8, 'DC-2-16Q': 6, 'DC-4-48Q': 2},
-            self.totals(gpu, policy.Mode.MIG, 'DC-1-8Q', 'DC-1-12A',
-                        'DC-2-16Q', 'DC-4-48Q'))
-        self.assertEqual({'DC-1-2Q': 48}, self.totals(
-            gpu, policy.Mode.MIG, 'DC-1-2Q'))
-
     def test_scheduler_where_no_instance_is_shared(self):
         rules = policy.Policy('x', policy.Mode.MIG,
                               scheduler=model.SchedulerPolicy.EQUAL_SHARE)
@@ -106,35 +95,3 @@ class TestOffers(SimulatedCase):
         self.assertEqual(16, len(set(parents)))
         self.assertEqual([], offers.check_policy(few, dataclasses.replace(
             rules, profiles=('1g.10gb', '2g.20gb'))))
-
-    def test_each_offer_has_a_name_of_its_own(self):
-        gpu = self.gpus('rtxpro6000x8')[0]
-        types = vgpu_type.of_mode(gpu, policy.Mode.MIG)
-        found = offers.offers(gpu, policy.Policy(
-            'p', policy.Mode.MIG,
-            vgpu_types=tuple(entry.name for entry in types)))
-        # Of the 42 types, three series fill each of three profiles.
-        self.assertEqual((42, 42 - 9 + 3), (len(types), len(found)))
-        for name in (names.label, names.resource_class):
-            self.assertEqual(len(found), len(set(map(name, found))))
-
-    def test_time_sliced(self):
-        for host, number, framework, expected in (
-                ('t4x4', 0, model.Framework.MDEV_PF, {
-                    'T4-1Q': 16, 'T4-2B': 8, 'T4-16Q': 1}),
-                ('l40sx4', 0, VENDOR, {
-                    'L40S-1B': 32, 'L40S-12Q': 4, 'L40S-48Q': 1}),
-                ('a100x4-vfio', 2, VENDOR, {
-                    'A100D-4C': 20, 'A100D-8C': 10, 'A100D-80C': 1})):
-            gpu = self.gpus(host)[number]
-            self.assertIs(framework, gpu.framework)
-            self.assertEqual(expected, self.totals(
-                gpu, policy.Mode.VGPU, *expected))
-
-    def test_what_is_carved_up_is_never_whole(self):
-        for host in ('dgx-a100-40', 'a100x4-vfio', 'l40sx4', 'hgx-h200',
-                     'rtxpro6000x8'):
-            for gpu in self.gpus(host):
-                offer, = offers.offers(gpu, policy.Policy(
-                    'p', policy.Mode.PASSTHROUGH))
-                self.assertIn('partitioned', offer.problem)

@@ -4,7 +4,6 @@
 import re
 
 import hypothesis
-import os_traits
 from hypothesis import strategies
 from oslotest import base
 
@@ -99,12 +98,6 @@ class TestTraits(base.BaseTestCase):
             set(names.traits(samples.whole(**facts), samples.whole_offer()))
             - set(names.traits(samples.whole(), samples.whole_offer())))
 
-    def test_standard_or_custom(self):
-        known = set(os_traits.get_traits())
-        for name in names.traits(samples.a100(), samples.a100_offers()[0]):
-            if name not in known:
-                self.assertTrue(CUSTOM.fullmatch(name), name)
-
     def test_type_name_from_sysfs_of_a_function(self):
         function = model.VirtualFunction(
             address=samples.vf(0), index=0, driver='nvidia', iommu_group=1,
@@ -112,13 +105,6 @@ class TestTraits(base.BaseTestCase):
         gpu = samples.a100(vgpu_types=(), vfs=(function,))
         self.assertIn('CUSTOM_NVIDIA_20B2_A100D_1_10Q',
                       names.traits(gpu, samples.a100_offers()[0]))
-
-    def test_usage_changes_nothing(self):
-        gpu = samples.a100()
-        self.assertEqual(
-            names.traits(gpu, samples.a100_offers()[0]),
-            names.traits(gpu, samples.a100_offers(in_use=3,
-                                                  creatable=0)[0]))
 
     @hypothesis.given(strategies.text(min_size=1, max_size=400),
                       strategies.text(min_size=1, max_size=400))
