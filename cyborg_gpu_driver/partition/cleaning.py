@@ -151,7 +151,6 @@ def changed(address: str, before: gpu_record.Modes,
             now: gpu_record.Modes) -> str:
     """Return which mode a server has changed for good; or ``''``.
 
-    :param address: of the GPU.
     :param before: the modes that it had before the server.
     """
     for name, is_same in (('ECC', before.ecc in (None, now.ecc)),

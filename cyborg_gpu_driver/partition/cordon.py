@@ -188,7 +188,6 @@ def current(told: Iterable[Cordon], enabled: bool,
     """Return the cordons of a GPU as the cloud's services report them.
 
     :param told: what Cyborg's API shows, from the agent's last report.
-    :param enabled: whether the device is enabled in Cyborg now.
     :param traits: of the GPU's providers.
     """
     told = tuple(told)

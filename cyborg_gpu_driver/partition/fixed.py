@@ -79,7 +79,6 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
 
     If fewer vGPUs of a type are wanted, these are the last functions.
 
-    :param policy: the policy that governs the GPU now, if any.
     :param remembered: as for :func:`plan`. A vGPU that is not the remembered
         one is never surplus, because another tool created it.
     """

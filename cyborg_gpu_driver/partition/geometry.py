@@ -306,7 +306,6 @@ def loss(taken: Iterable[float], at: Iterable[float]) -> float:
     """Return the cost of room.
 
     :param taken: units of room, for each profile.
-    :param at: the prices, in the same order.
     """
     # Rounded once, so that the order of the profiles does not matter.
     return math.fsum(map(operator.mul, taken, at))
@@ -317,7 +316,6 @@ def choose_start(grid: Geometry, occupancy: Occupancy,
                  ) -> model.Placement | None:
     """Return the placement that loses least on a GPU; see :attr:`Row.best`.
 
-    :param profile: one of the grid's profiles.
     :returns: None only if there is no free placement at all.
     """
     best = of_grid(grid.profiles).row(occupancy).best[

@@ -243,7 +243,6 @@ def find(gpus: Iterable[Gpu], wanted: Want, moves: int = 2,
 
     :param gpus: in an order that breaks ties.
     :param moves: the most moves of a plan.
-    :param limit: the most placements to try.
     """
     gpus = tuple(gpus)
     unknown = any(len(gpu.rows) > 1 or holder.placement is None
@@ -337,7 +336,6 @@ class _Search:
         """Find places for holders.
 
         :param spots: the GPUs that the plan concerns so far.
-        :param budget: how many more holders may be moved.
         :param made: the moves so far, the last one first.
         :returns: spots, idle instances and moves of the plan; None if there
             is no plan.

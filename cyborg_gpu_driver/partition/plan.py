@@ -313,7 +313,6 @@ def mode(gpu: model.Gpu, enabled: bool, in_use: _InUse = _NOBODY
     Turning the mode off destroys the idle ones.
 
     :param gpu: with another mode, current or pending.
-    :param in_use: as for :func:`plan`.
     :raises ChangeRefused: if an instance in use prevents the change.
     """
     wanted = target.Wanted(enabled)
@@ -330,10 +329,7 @@ def keeping_others(gpu: model.Gpu, mig: model.Mig, in_use: _InUse,
                    destroy: tuple[model.GpuInstance, ...] = (),
                    create: tuple[change.Created, ...] = ()
                    ) -> change.Change:
-    """Plan a change that leaves all other instances as they are.
-
-    :param in_use: as for :func:`plan`.
-    """
+    """Plan a change that leaves all other instances as they are."""
     keep = tuple(change.Kept(item, in_use=in_use.get(item.placement))
                  for item in mig.instances if item not in destroy)
     return change.Change(gpu, target.Wanted(True), keep, destroy, create,

@@ -58,10 +58,7 @@ def resting(gpu: model.Gpu, policy: policies.Policy) -> policies.Mode:
 
 
 def governs(policy: policies.Policy, gpu: model.Gpu) -> policies.Policy:
-    """Return the policy of one mode that applies to a GPU now.
-
-    :param policy: of any mode.
-    """
+    """Return the policy of one mode that applies to a GPU now."""
     if policy.mode is not policies.Mode.AUTO:
         return policy
     return policy.in_role(in_force(gpu, ()) or resting(gpu, policy))
@@ -176,10 +173,7 @@ def holds(known: RoleFacts | None, gpu: model.Gpu) -> bool:
 
 def gpu_in_role(gpu: model.Gpu, role: policies.Mode, known: RoleFacts
             ) -> model.Gpu:
-    """Return a GPU as it would be, idle, if it took a role now.
-
-    :param known: the GPU's facts in that role.
-    """
+    """Return a GPU as it would be, idle, if it took a role now."""
     on_itself = known.framework is model.Framework.MDEV_PF
     vendor = known.framework is model.Framework.VENDOR_VFIO
     sliced = role is policies.Mode.MIG

@@ -62,7 +62,6 @@ def types_of(gpu: model.Gpu) -> tuple[model.VgpuType, ...]:
 def name(types: Mapping[str, model.VgpuType], type_id: str) -> str:
     """Return a type's name, for people.
 
-    :param types: those that :func:`by_id` returned.
     :returns: ``type_id`` itself if the GPU has no such type.
     """
     return types[type_id].name if type_id in types else type_id
@@ -165,7 +164,6 @@ def choose(types: Iterable[model.VgpuType], wanted: model.VgpuType,
 
     :param types: the types that may be requested, with or without
         ``wanted``; their free places come from their ``free_placements``.
-    :param wanted: the type of the vGPU that is to be created.
     :param taken: other places that are reserved, start and size in slots.
     :returns: None if there is no place for it.
     """
@@ -266,7 +264,6 @@ def empty(gpu: model.Gpu, own: Collection[model.PciAddress],
     A function that could not be read takes none. The driver counts what is
     on it: the lists of the other functions have only what fits beside it.
 
-    :param own: the functions that the offer's handles name.
     :param type_id: the type of the vGPU, ``nvidia-474``. A function that
         was read and does not accept this type now is left out.
     """

@@ -26,10 +26,7 @@ from cyborg_gpu_driver.report.content import names
 
 def owned(claims: Iterable[gpu_record.Claim], hostname: str
           ) -> Mapping[str, int]:
-    """How many units of each provider are bound through Cyborg.
-
-    :param hostname: the host name in the providers' names.
-    """
+    """How many units of each provider are bound through Cyborg."""
     return collections.Counter(
         names.provider_uuid(names.provider_name(
             hostname, partition_offers.Offer(
@@ -46,9 +43,7 @@ def inventories(offers: Iterable[partition_offers.Offer],
     A whole GPU excludes no other offer. It is reserved while processes of
     this machine use it, and while it is withheld.
 
-    :param offers: the offers of one GPU.
     :param owned: how many of each profile are bound through Cyborg.
-    :param hostname: the host name in the providers' names.
     :param withheld: whether Placement must not promise anything on this GPU
         now, even if the GPU has room.
     :param cordoned: whether the GPU gets no new server. Then everything is
@@ -113,10 +108,7 @@ def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
 
 
 def is_unread(state_path: str, host: model.Host, gpu: model.Gpu) -> bool:
-    """Whether nothing can be bound on a GPU, because it cannot be read.
-
-    :param state_path: ``[gpu] state_path``.
-    """
+    """Whether nothing can be bound on a GPU, because it cannot be read."""
     return bool(untrusted(
         gpu, store.of(state_path).peek(gpu.address).reported,
         host.library_missing))
@@ -128,7 +120,6 @@ def remember(gpu: model.Gpu, device: names.ReportedDevice,
     """What to remember about a GPU and the device that is reported for it.
 
     :param device: what is reported, with what is withdrawn.
-    :param before: what was remembered of the GPU before.
     :param left: UUIDs of providers in ``before`` that the GPU does not offer
         any more and that Placement still has. In the first report that
         withdraws one, the GPU keeps the mode in ``before``: a server may just
@@ -197,7 +188,6 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
 
     A server that has the whole GPU has no claim.
 
-    :param state_path: ``[gpu] state_path``.
     :returns: empty if the GPU was not whole when it was last reported.
     """
     try:
@@ -218,9 +208,6 @@ def of_placement(tree: publishing.ProviderTree, hostname: str,
     A server that is shut off holds its GPU without a trace on the machine,
     but its allocation remains in Placement. If Placement does not answer,
     that is a reason too.
-
-    :param tree: the providers of this host.
-    :param hostname: name of the compute node's provider.
     """
     try:
         for uuid in _providers(tree, hostname, address):
@@ -244,8 +231,6 @@ def mixed(tree: publishing.ProviderTree, hostname: str,
     sees the other server. If Placement does not answer, that is a reason
     too.
 
-    :param tree: the providers of this host.
-    :param hostname: name of the compute node's provider.
     :param bound: how many parts servers have, including the requested one.
         The projects of parts without an allocation are unknown.
     """
@@ -267,7 +252,6 @@ def allocated(tree: publishing.ProviderTree, hostname: str,
               item: offer.Offer) -> dict[str, int] | None:
     """How many units of an offer each server has; one request.
 
-    :param hostname: name of the compute node's provider.
     :returns: by provider and server; None if there is no such provider.
     :raises Exception: if Placement does not answer.
     """

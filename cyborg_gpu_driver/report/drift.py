@@ -45,8 +45,6 @@ class _Seen:
 class Drift:
     """Reads the usages and inventories of the GPUs' offers.
 
-    :param tree: the providers of this host.
-    :param hostname: the host name in the providers' names.
     :param history: whether ``reserved`` counts as wrong only if the wanted
         value has not changed since the last read. If the GPU itself has
         changed, the report writes the new value anyway.
@@ -79,8 +77,6 @@ class Drift:
              ) -> dict[model.PciAddress, tuple[reconcile.Usage, ...]] | None:
         """Usages of the providers that Placement has, by GPU.
 
-        :param looked: the offers of each GPU.
-        :param inventories: the inventories that each GPU should have.
         :returns: None if Placement did not answer, which is logged once.
         """
         self._generations = {}

@@ -207,7 +207,6 @@ class ProviderTree:
 
         :raises PlacementRefused: for any other status than 200 and 404, and
             as :func:`content`.
-        :raises Exception: what the client raises.
         """
         client, begun = self.client, time.monotonic()
         response = client.get(url, version=version)
@@ -237,8 +236,6 @@ class ProviderTree:
 
     def of_host(self, hostname: str) -> list[dict[str, Any]]:
         """All providers in the tree of a compute node; empty if it has none.
-
-        :param hostname: name of the compute node's provider.
         """
         name = urllib.parse.quote(hostname, safe='')
         roots = self.get(f'/resource_providers?name={name}'
@@ -252,7 +249,6 @@ class ProviderTree:
         ``providers`` before that. Some of those may be missing.
 
         :param providers: UUIDs of the driver's own providers.
-        :raises Exception: what the client raises.
         """
         for member in ([self._root] if self._root else providers[:_MEMBERS]):
             tree = self.members(member)

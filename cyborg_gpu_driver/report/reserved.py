@@ -51,7 +51,6 @@ class Inventory:
 class ReservedWriter:
     """Writes ``reserved``, with as few requests as possible.
 
-    :param tree: the providers of this host.
     :param clock: a monotonic clock, in seconds.
     """
 
@@ -77,7 +76,6 @@ class ReservedWriter:
         provider cannot be written, the others are still written.
 
         :raises PlacementRefused: if Placement refused a write.
-        :raises Exception: what the client raises.
         """
         self._each((item for item in wanted
                     if self._written.get(item.provider, (None, None))[0]
@@ -97,7 +95,6 @@ class ReservedWriter:
 
         :param generations: what the tree's ``generations`` returned just now.
         :raises PlacementRefused: if Placement refused a write.
-        :raises Exception: what the client raises.
         """
         def put(inventory: Inventory) -> None:
             generation = generations.get(inventory.provider)
@@ -132,7 +129,6 @@ class ReservedWriter:
         :param seen: what :meth:`seen` returned; without tenants.
         :returns: ``seen`` with the new generation; None if another client
             has or may have changed the provider.
-        :raises Exception: what the client raises.
         """
         url = f'/resource_providers/{provider}/inventories/{resource_class}'
         body = self._tree.get(url)

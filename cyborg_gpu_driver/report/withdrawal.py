@@ -122,7 +122,6 @@ class Withdrawal:
     :param tree: the providers of this host. None does not ask Placement and
         assumes that no provider has any allocation.
     :param make: makes the device of a GPU and its offers, None without any.
-    :param hostname: name of the compute node's provider.
     """
 
     def __init__(self, state_path: str,
@@ -159,9 +158,7 @@ class Withdrawal:
         whatever the reason, because a bind would fail. Only if Placement or
         Cyborg does not answer, everything stays as it was.
 
-        :param offers: what one GPU offers.
         :param ignored: GPUs that the operator excluded.
-        :param claimed: GPUs with claims.
         :param unhealthy: GPUs on which nothing more may be promised, even if
             they cannot be read any more.
         :param owned: how many units of each provider are bound.
@@ -220,11 +217,7 @@ class Withdrawal:
                 ignored: Collection[model.PciAddress],
                 claimed: Collection[model.PciAddress]
                 ) -> dict[model.PciAddress, Sent]:
-        """Return what the next report would send; changes nothing.
-
-        :param known: the result of :func:`remembered`.
-        :param offers, ignored, claimed: see :meth:`decide`.
-        """
+        """Return what the next report would send; changes nothing."""
         present = {gpu.address: gpu for gpu in host.gpus}
         unknown = self._records.unknown_claims()
         return {address: (
@@ -509,10 +502,7 @@ class Withdrawal:
 
 def remembered(state_path: str
                ) -> dict[model.PciAddress, gpu_record.Reported]:
-    """The last report of each GPU that has a record of it.
-
-    :param state_path: ``[gpu] state_path``.
-    """
+    """The last report of each GPU that has a record of it."""
     return {address: record.reported for address, record
             in store.of(state_path).records().items()
             if record.reported is not None}

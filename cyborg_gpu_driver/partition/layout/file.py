@@ -86,7 +86,6 @@ class Entry:
         """Read one entry.
 
         :param items: items that have passed ``layout_yaml.ITEMS``.
-        :param place: of the items.
         :raises DocumentError: if the items contradict each other.
         """
         return cls(place.source, name, tuple(
@@ -145,12 +144,7 @@ class Entry:
 
     def for_chosen(self, gpus: Sequence[model.Gpu], indices: Iterable[int]
                    ) -> dict[int, target.Wanted]:
-        """Return what is wanted of some of the selected GPUs, by index.
-
-        :param gpus: as for :meth:`for_host`.
-        :param indices: some of those that :meth:`chosen` returned.
-        :raises DocumentError: as :meth:`for_host`.
-        """
+        """Return what is wanted of some of the selected GPUs, by index."""
         found = ((index, self.for_gpu(index, gpus[index]))
                  for index in indices)
         wanted = {index: value for index, value in found
@@ -166,7 +160,6 @@ class Entry:
     def chosen(self, gpus: Sequence[model.Gpu]) -> tuple[int, ...]:
         """Return the indices of the GPUs that the entry selects, ascending.
 
-        :param gpus: as for :meth:`for_host`.
         :raises DocumentError: for an index that does not exist.
         """
         missing = sorted({

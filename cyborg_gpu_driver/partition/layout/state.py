@@ -50,8 +50,6 @@ def differences(gpu: model.Gpu, wanted: target.Wanted,
 
     A GPU is as wanted if and only if there is nothing to change. So a GPU
     to which a layout was applied always passes.
-
-    :param in_use: as for :func:`change_plan.plan`.
     """
     try:
         if plan.plan(gpu, wanted, in_use).is_empty:
@@ -106,7 +104,6 @@ def check_described(gpus: Sequence[model.Gpu], file: layout_file.LayoutFile,
     A layout file describes neither a GPU instance without compute instances
     nor a mode change that is pending.
 
-    :param file: of :func:`export`.
     :param in_use: by index, as for :func:`differences`.
     :raises DocumentError: naming what the file cannot describe.
     """

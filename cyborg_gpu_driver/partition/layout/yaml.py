@@ -82,7 +82,6 @@ Dumper.add_representer(Flow, lambda dumper, value: (
 def plain(text: str, place: schema.Place) -> Any:
     """Return the plain values of YAML or JSON; refuse a repeated key.
 
-    :param place: of the text.
     :raises DocumentError: of the place's type, if it is not YAML.
     """
     try:
@@ -154,7 +153,6 @@ def place_in(source: str, path: str = '') -> schema.Place:
 def check(value: Any, what: schema.Schema, where: schema.Place) -> None:
     """Check a layout file or a part of one.
 
-    :param what: one of the schemas of this module.
     :raises DocumentError: naming the place and what is expected.
     """
     schema.check(value, what, where, FORMATS)

@@ -227,10 +227,7 @@ class _Room:
         return self._occupancy.counts[kind.profile.profile_id]
 
     def creatable(self, kind: _Kind, own: Sequence[model.PciAddress]) -> int:
-        """Return how many more of a kind can be created.
-
-        :param own: the functions that the handles name.
-        """
+        """Return how many more of a kind can be created."""
         fitting = kind.per_instance * self._grid.creatable(
             self._taken, kind.profile)
         if kind.sharing:

@@ -47,7 +47,6 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
     """Yield one offer for each group that ``gpu`` leads and the policy names.
 
     :param states: the groups that the GPU is in.
-    :param must_be_bound: see :func:`.passthrough.offers`.
     """
     states = tuple(states)
     sizes = policy.nvlink_sizes

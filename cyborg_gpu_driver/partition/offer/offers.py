@@ -83,7 +83,6 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
                  by_role: roles.FactsByRole | None = None) -> list[str]:
     """Describe what a policy asks for and this GPU lacks or has too few of.
 
-    :param by_role: of a GPU in mode auto.
 
     :returns: sentences that name the policy, the option and correct values;
         empty if there is nothing to report. A policy may govern boards with

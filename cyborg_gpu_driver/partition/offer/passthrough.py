@@ -42,7 +42,6 @@ def busy_with(gpu: model.Gpu, must_be_bound: bool = False,
               together: Collection[model.PciAddress] = ()) -> str:
     """Return why a whole GPU cannot be used for the moment; or ``''``.
 
-    :param must_be_bound: see :func:`offers`.
     :param together: GPUs that the same server gets.
     """
     if gpu.processes:

@@ -107,10 +107,7 @@ def _problem(gpu: model.Gpu, policy: policies.Policy, entry: model.VgpuType
 
 def _available(gpu: model.Gpu, policy: policies.Policy, entry: model.VgpuType,
                own: Sequence[model.PciAddress]) -> int:
-    """Return how many more could be created beside the existing vGPUs.
-
-    :param own: the functions that the handles name.
-    """
+    """Return how many more could be created beside the existing vGPUs."""
     if _is_parent(gpu):
         return _available_on_gpu(gpu, policy, entry)
     room = len(vgpu_type.empty(gpu, own, entry.mdev_type_id))

@@ -32,8 +32,6 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
            ) -> names.ReportedDevice:
     """One GPU's device; without deployables if nothing is reportable.
 
-    :param gpu_offers: the GPU's offers, in any order.
-    :param hostname: the compute node's hypervisor_hostname.
     :param cordons: the GPU's cordons. Cyborg's API shows them.
     :raises InvalidValue: if ``hostname`` is empty.
     """
@@ -118,10 +116,8 @@ def reserved(total: int, owned: int, creatable: int) -> int:
     creatable is reserved: placements that other profiles block, and
     instances that another tool created.
 
-    :param total: the inventory's total.
     :param owned: how many handles with this profile are bound through
         Cyborg.
-    :param creatable: how many more could be created now.
     :returns: between 0 and ``total``.
     """
     return max(0, min(total, total - owned - creatable))
@@ -280,8 +276,6 @@ def mark_unhealthy(devices: Iterable[names.ReportedDevice],
     An unhealthy GPU that servers use becomes a stub, so that Cyborg does not
     touch it. An unused one gets a trait that names the reason. ``reserved``
     ensures that nothing more is promised on either.
-
-    :param used: the unhealthy GPUs that servers use.
     """
     return tuple(
         _marked(device, verdicts[device.address], used)
