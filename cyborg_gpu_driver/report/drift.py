@@ -136,25 +136,16 @@ class Drift:
                 continue
             known = self._seen.get(provider)
             if known is None or known.generation != generation:
-                known = self._look(inventory, generation)
-            elif known.used:
-                known = dataclasses.replace(
-                    known, used=self._used(inventory))
-            if known is not None:
-                seen[provider] = known
+                there = self._tree.get(
+                    f'/resource_providers/{provider}/inventories/'
+                    f'{inventory.resource_class}')
+                if there is None:
+                    continue
+                known = _Seen(generation, 0, there['reserved'])
+            usages = self._tree.usages(provider, generation) or {}
+            seen[provider] = dataclasses.replace(
+                known, used=usages.get(inventory.resource_class, 0))
         self._seen = seen
-
-    def _look(self, inventory: reserved.Inventory, generation: int
-              ) -> _Seen | None:
-        there = self._tree.get(
-            f'/resource_providers/{inventory.provider}/inventories/'
-            f'{inventory.resource_class}')
-        return there and _Seen(generation, self._used(inventory),
-                               there['reserved'])
-
-    def _used(self, inventory: reserved.Inventory) -> int:
-        usages = self._tree.usages(inventory.provider) or {}
-        return usages.get(inventory.resource_class, 0)
 
 
 # Decide which GPUs a report sends in full, and which it sends as stubs.

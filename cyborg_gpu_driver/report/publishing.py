@@ -186,6 +186,8 @@ class ProviderTree:
         self._client = None
         self._root: str | None = None
         self._latency = math.inf
+        self._unused: dict[str, int] = {}
+        """Generation in which a provider had no allocation."""
 
     @property
     def latency(self) -> float:
@@ -219,10 +221,24 @@ class ProviderTree:
                 text=response.text)
         return content(response, f'GET {url}')
 
-    def usages(self, provider: str) -> dict[str, int] | None:
-        """The used amount of each class; None without such a provider."""
+    def usages(self, provider: str, generation: int | None = None
+               ) -> dict[str, int] | None:
+        """The used amount of each class; None without such a provider.
+
+        Each new allocation changes its provider's generation. So an unused
+        provider is asked only once.
+
+        :param generation: of the provider, if it is known.
+        """
+        if generation is not None and self._unused.get(
+                provider) == generation:
+            return {}
         found = self.get(f'/resource_providers/{provider}/usages')
-        return None if found is None else found['usages']
+        if found is None:
+            return None
+        if generation is not None and not any(found['usages'].values()):
+            self._unused[provider] = generation
+        return found['usages']
 
     def inventories(self, provider: str) -> dict[str, dict[str, Any]]:
         """The inventory of each class; empty without such a provider."""

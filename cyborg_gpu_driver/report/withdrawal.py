@@ -140,8 +140,6 @@ class Withdrawal:
         """Whether Placement has not answered since the last decision."""
         self._generations: Mapping[str, int] | None = None
         """Of this host's providers; None if not read for this decision."""
-        self._empty: dict[str, int] = {}
-        """Generation in which a provider had no allocation."""
         self._adopted: set[model.PciAddress] = set()
         """GPUs of which Placement has said what Cyborg's own driver has
         reported. That driver ends before this one starts."""
@@ -428,9 +426,7 @@ class Withdrawal:
     def held_by(self, provider: str) -> bool | None:
         """Whether servers may use a provider; None if it does not exist.
 
-        If Placement does not answer, the provider counts as used. Each new
-        allocation changes its provider's generation, so an unused provider
-        is asked only once.
+        If Placement does not answer, the provider counts as used.
         """
         if self._tree is None:
             return False
@@ -439,15 +435,9 @@ class Withdrawal:
         try:
             if self._generations is None:
                 self._generations = self._tree.generations([provider])
-            generation = self._generations.get(provider)
-            if generation is None or self._empty.get(provider) != generation:
-                usages = self._tree.usages(provider)
-                if usages is None:
-                    return None
-                if any(usages.values()) or generation is None:
-                    return any(usages.values())
-                self._empty[provider] = generation
-            return False
+            usages = self._tree.usages(
+                provider, self._generations.get(provider))
+            return None if usages is None else any(usages.values())
         except Exception as error:
             # Each further request of this report would wait as long.
             self._silent = not isinstance(error, exception.PlacementRefused)
