@@ -9,7 +9,6 @@ them, bridges connect GPUs directly.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -91,8 +90,7 @@ def of_bridges(peers: Mapping[model.PciAddress, Collection[model.PciAddress]]
 
     In a group an NVLink leads from each GPU to each other. The four GPUs of
     one bridge also form two pairs, by their addresses. GPUs that are linked
-    to others in part, as on a DGX-1 or a board with a broken link, form the
-    largest groups that there are, and smaller ones.
+    to others in part form no groups.
 
     :param peers: of each GPU, where its NVLinks end. GPUs that are missing
         here are in no group.
@@ -101,46 +99,14 @@ def of_bridges(peers: Mapping[model.PciAddress, Collection[model.PciAddress]]
                            if gpu in peers.get(peer, ()))}
               for gpu, ends in peers.items()}
     found = {Group((gpu,)) for gpu in peers}
-    rest = []
-    for gpu in sorted(peers):
-        if not _is_closed(linked, {gpu, *peers[gpu]}):
-            # While a GPU at the end of a link is missing, its groups are not
-            # known, and smaller ones would come and go.
-            rest += [gpu] if peers.keys() >= {*peers[gpu]} else []
-            continue
-        bridge = tuple(sorted(linked[gpu]))
-        size = len(bridge)
-        while size > 1:
-            found |= {Group(bridge[start:start + size])
-                      for start in range(0, len(bridge), size)}
+    for gpu, ends in peers.items():
+        bridge = {gpu, *ends}
+        members = tuple(sorted(bridge))
+        size = len(members)
+        # While a GPU at the end of a link is missing, its groups are not
+        # known, and smaller ones would come and go.
+        while size > 1 and all(linked.get(one) == bridge for one in bridge):
+            found |= {Group(members[start:start + size])
+                      for start in range(0, len(members), size)}
             size = size // 2 if not size % 2 else 1
-    size = max((len(linked[gpu]) for gpu in rest), default=1)
-    while size > 1:
-        groups = _apart(rest, linked, size)
-        found |= groups
-        if size == 2:
-            break
-        # Below the largest size, only halves of it, and pairs.
-        size = max(size // 2, 2) if groups else size - 1
     return tuple(sorted(found))
-
-
-def _is_closed(linked: Mapping[model.PciAddress, Collection[model.PciAddress]],
-               bridge: Collection[model.PciAddress]) -> bool:
-    """Whether GPUs are linked to each other, and to no other GPU."""
-    return all(linked.get(one) == bridge for one in bridge)
-
-
-def _apart(gpus: Sequence[model.PciAddress],
-           linked: Mapping[model.PciAddress, Collection[model.PciAddress]],
-           size: int) -> set[Group]:
-    """Return groups of a size that have no GPU in common, by address."""
-    found: set[Group] = set()
-    taken: set[model.PciAddress] = set()
-    for members in itertools.combinations(gpus, size):
-        if taken.isdisjoint(members) and all(
-                other in linked[one] for one in members
-                for other in members):
-            found.add(Group(members))
-            taken.update(members)
-    return found
