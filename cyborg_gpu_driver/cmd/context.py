@@ -24,9 +24,9 @@ from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer as offer_module
 from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.partition.offer import whole as offer_whole
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.report import publishing
@@ -153,7 +153,7 @@ class Machine(view.HostView, node.Node):
                               self.host.nova_unpatched)
 
     def _groups(self, gpu: model.Gpu, governing: policy.Policy
-                ) -> tuple[offer_nvlink.State, ...]:
+                ) -> tuple[offer_whole.State, ...]:
         """Return the NVLink groups of a GPU as the agent knows them.
 
         If no agent has read them yet, return those it would find now.

@@ -16,10 +16,9 @@ from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import mig as offer_mig
-from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer
-from cyborg_gpu_driver.partition.offer import passthrough
 from cyborg_gpu_driver.partition.offer import vgpu as offer_vgpu
+from cyborg_gpu_driver.partition.offer import whole as offer_whole
 
 Held = offer.Held
 Offer = offer.Offer
@@ -32,7 +31,7 @@ _WHOLE = policies.Mode.PASSTHROUGH
 def offers(gpu: model.Gpu, policy: policies.Policy,
            held: Sequence[Held] = (), must_be_bound: bool = False,
            situation: Situation = UNKNOWN,
-           groups: Sequence[offer_nvlink.State] = ()) -> tuple[Offer, ...]:
+           groups: Sequence[offer_whole.State] = ()) -> tuple[Offer, ...]:
     """Return what ``gpu`` offers under the policy that governs it.
 
     An offer that the policy asks for and the GPU cannot give is included,
@@ -48,10 +47,10 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
     if policy.mode is policies.Mode.AUTO:
         return tuple(_elastic(gpu, policy, situation, held, must_be_bound))
     if policy.mode is policies.Mode.NVLINK:
-        return tuple(offer_nvlink.offers(gpu, policy, groups,
+        return tuple(offer_whole.group_offers(gpu, policy, groups,
                                          must_be_bound))
     if policy.mode is policies.Mode.PASSTHROUGH:
-        return tuple(passthrough.offers(gpu, policy, must_be_bound))
+        return tuple(offer_whole.offers(gpu, policy, must_be_bound))
     if fixed.is_left(gpu, policy):
         policy = dataclasses.replace(policy, profiles=(), vgpu_types=tuple(
             name for name, _number in policy.fixed_vgpus))

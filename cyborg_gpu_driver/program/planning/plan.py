@@ -19,15 +19,15 @@ from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition import vgpu_type
-from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.partition.offer import whole as offer_whole
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 
 def group_states(host: model.Host, groups: Iterable[nvlink.Group],
                  policy_for: Callable[[model.Gpu], policies.Policy | None],
                  owners: Callable[[model.PciAddress], str]
-                 ) -> tuple[offer_nvlink.State, ...]:
+                 ) -> tuple[offer_whole.State, ...]:
     """The groups with all facts that decide whether they are available.
 
     :param groups: the groups that one GPU is in.
@@ -36,9 +36,9 @@ def group_states(host: model.Host, groups: Iterable[nvlink.Group],
     gpus = {gpu.address: gpu for gpu in host.gpus}
 
     def member(address: model.PciAddress, leader: policies.Policy | None
-               ) -> offer_nvlink.Member:
+               ) -> offer_whole.Member:
         gpu = gpus.get(address)
-        return offer_nvlink.Member(
+        return offer_whole.Member(
             gpu, gpu is not None and policy_for(gpu) == leader,
             owners(address))
 
@@ -46,7 +46,7 @@ def group_states(host: model.Host, groups: Iterable[nvlink.Group],
     for group in groups:
         leader = gpus.get(group.leader)
         governing = None if leader is None else policy_for(leader)
-        found.append(offer_nvlink.State(group, tuple(
+        found.append(offer_whole.State(group, tuple(
             member(address, governing) for address in group.members)))
     return tuple(found)
 

@@ -19,7 +19,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.partition.offer import passthrough
+from cyborg_gpu_driver.partition.offer import whole as offer_whole
 
 # Checks of the NVSwitches and NVIDIA's fabric manager.
 
@@ -342,7 +342,7 @@ def iommu(facts: facts_module.Facts) -> Iterator[finding.Finding]:
         if gpu in lacking or policy.WHOLE.isdisjoint(governing.modes):
             continue
         # A group of NVLink goes to one server.
-        reason = passthrough.unassignable(
+        reason = offer_whole.unassignable(
             gpu, gpu.nvlink_peers if policy.Mode.NVLINK in governing.modes
             else ())
         if reason:

@@ -9,8 +9,8 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.partition.offer import whole as offer_whole
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 _LINKED = policy.Policy('linked', policy.Mode.NVLINK)
@@ -42,9 +42,9 @@ class GroupTest(base.BaseTestCase):
             board, driver=driver, address=model.PciAddress.parse(
                 f'0000:0{number}:00.0'))
             for number, driver in enumerate(drivers)]
-        state = offer_nvlink.State(
+        state = offer_whole.State(
             nvlink.Group(tuple(gpu.address for gpu in gpus)),
-            tuple(offer_nvlink.Member(gpu, **facts) for gpu in gpus))
+            tuple(offer_whole.Member(gpu, **facts) for gpu in gpus))
         (offer,) = offers.offers(gpus[0], _LINKED, must_be_bound=True,
                                  groups=[state])
         return offer
