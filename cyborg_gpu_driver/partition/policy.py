@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
-from collections.abc import Iterable
 
 from cyborg_gpu_driver.host.snapshot import model
 
@@ -96,24 +95,17 @@ class Policy:
 
     def matches(self, gpu: model.Gpu) -> bool:
         """Whether this policy applies to ``gpu``."""
+        names = [name.lower() for name in (gpu.model, gpu.device_id) if name]
         return all((
             not self.match_address or gpu.address in self.match_address,
-            not self.match_uuid or _same_uuid(gpu.uuid, self.match_uuid),
-            not self.match_model or _like(gpu, self.match_model),
+            not self.match_uuid or (gpu.uuid or '').lower() in map(
+                str.lower, self.match_uuid),
+            not self.match_model or any(
+                fnmatch.fnmatchcase(name, glob.lower())
+                for glob in self.match_model for name in names),
             not self.match_numa_node
             or gpu.numa_node in self.match_numa_node,
         ))
-
-
-def _same_uuid(uuid: str | None, wanted: Iterable[str]) -> bool:
-    return uuid is not None and uuid.lower() in (
-        item.lower() for item in wanted)
-
-
-def _like(gpu: model.Gpu, globs: Iterable[str]) -> bool:
-    names = [name.lower() for name in (gpu.model, gpu.device_id) if name]
-    return any(fnmatch.fnmatchcase(name, glob.lower())
-               for glob in globs for name in names)
 
 
 def automatic(gpu: model.Gpu) -> Policy:

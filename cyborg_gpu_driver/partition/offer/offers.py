@@ -72,9 +72,14 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
             '', policies.Mode.VGPU, vgpu_types=(entry.mdev_type_id,)))
     if gpu.mig is not None:
         found += offers(gpu, policies.Policy('', policies.Mode.MIG))
-        for type_id in _shared(gpu.mig, gpu):
-            found += offers(gpu, policies.Policy(
-                '', policies.Mode.MIG, vgpu_types=(type_id,)))
+        types = vgpu_type.of_mode(gpu, policies.Mode.MIG)
+        for profile in gpu.mig.profiles:
+            filling = vgpu_type.filling(types, profile)
+            for entry in vgpu_type.using(types, profile):
+                if entry not in filling:
+                    found += offers(gpu, policies.Policy(
+                        '', policies.Mode.MIG,
+                        vgpu_types=(entry.mdev_type_id,)))
     return tuple(found)
 
 
@@ -113,7 +118,10 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
             and vgpu_type.types_of(gpu)):
         types = vgpu_type.of_mode(gpu, policy.mode)
         found += [where + f'{option}: ' + vgpu_type.unknown(types, text)
-                  for option, texts in _type_options(policy)
+                  for option, texts in (
+                      ('vgpu_types', policy.vgpu_types),
+                      ('fixed_vgpus', dict(policy.fixed_vgpus)),
+                      ('max_instances', dict(policy.max_instances)))
                   for text in texts
                   if not any(entry.is_called(text) for entry in types)]
     return found
@@ -132,22 +140,6 @@ def _check_roles(gpu: model.Gpu, policy: policies.Policy,
             continue
         picture = roles.gpu_in_role(gpu, role, known)
         yield from check_policy(picture, roles.rules(policy, role, picture))
-
-
-def _type_options(policy: policies.Policy
-                  ) -> Iterator[tuple[str, Sequence[str]]]:
-    yield 'vgpu_types', policy.vgpu_types
-    yield 'fixed_vgpus', [name for name, _number in policy.fixed_vgpus]
-    yield 'max_instances', [name for name, _number in policy.max_instances]
-
-
-def _shared(mig: model.Mig, gpu: model.Gpu) -> tuple[str, ...]:
-    """Return the types of which a GPU instance holds several."""
-    types = vgpu_type.of_mode(gpu, policies.Mode.MIG)
-    return tuple(
-        entry.mdev_type_id for profile in mig.profiles
-        for entry in vgpu_type.using(types, profile)
-        if entry not in vgpu_type.filling(types, profile))
 
 
 # What a GPU in mode auto offers: all its roles, until one is taken.

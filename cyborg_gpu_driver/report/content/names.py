@@ -275,21 +275,14 @@ def _kind(gpu: model.Gpu) -> Iterator[str]:
         yield custom('GPU', 'COMPUTE', gpu.compute_capability)
 
 
-def _mdev_types(gpu: model.Gpu) -> Iterator[model.MdevType]:
-    yield from gpu.mdev_types
-    for function in gpu.vfs:
-        yield from function.mdev_types
-
-
 def _vgpu_type(gpu: model.Gpu, type_id: str | None
                ) -> model.VgpuType | model.MdevType | None:
-    if type_id is None:
-        return None
-    for vgpu_type in gpu.vgpu_types:
-        if vgpu_type.mdev_type_id == type_id:
-            return vgpu_type
-    return next((mdev_type for mdev_type in _mdev_types(gpu)
-                 if mdev_type.type_id == type_id), None)
+    # This does not read the types of all functions in each report.
+    return next((kind for kind in gpu.vgpu_types
+                 if kind.mdev_type_id == type_id), None) or next((
+                     kind for kinds in (gpu.mdev_types, *(
+                         vf.mdev_types for vf in gpu.vfs))
+                     for kind in kinds if kind.type_id == type_id), None)
 
 
 def vgpu_type_name(gpu: model.Gpu, offer: offers.Offer) -> str | None:
