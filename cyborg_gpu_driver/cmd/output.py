@@ -8,6 +8,7 @@ import argparse
 import datetime
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 from typing import TextIO
 
@@ -65,10 +66,22 @@ class Time(columns.FormattableColumn):
 
 
 class Structure(columns.FormattableColumn):
-    """Nested data: the number of items for people, all data for programs."""
+    """Nested data, all of it for programs; None if it is unknown.
+
+    :param line: returns the line of one item for people, who otherwise see
+        only the number of items.
+    """
+
+    def __init__(self, value: Any, line: Callable[[Any], str] | None = None):
+        super().__init__(value)
+        self._line = line
 
     def human_readable(self) -> str:
-        return str(len(self._value))
+        if self._value is None:
+            return '-'
+        if self._line is None:
+            return str(len(self._value))
+        return '\n'.join(map(self._line, self._value))
 
     def machine_readable(self):
         return self._value

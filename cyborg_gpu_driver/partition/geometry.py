@@ -250,9 +250,8 @@ def _fill(grid: Geometry,
 # The cost of an instance's placement: the room that it takes.
 #
 # This one measure decides every choice between places: the start of an
-# instance on a GPU (a bind, ``instance create``), the choice between layouts
-# that are otherwise equal, and the host and GPU that the weigher in Nova's
-# scheduler prefers.
+# instance on a GPU in a bind, the choice between layouts that are otherwise
+# equal, and the host and GPU that the weigher in Nova's scheduler prefers.
 #
 # *Room* is how many more instances of a profile a GPU could hold, of that
 # profile alone. It is a mean over the instances that may end, each with the

@@ -7,8 +7,6 @@ from __future__ import annotations
 import collections
 import os
 
-from cliff import columns as cliff_columns
-
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.snapshot import choice
@@ -17,35 +15,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import gpu_map
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_type
-
-
-class Vgpus(cliff_columns.FormattableColumn):
-    """vGPUs: one per line for people, with all known fields for programs."""
-
-    def human_readable(self) -> str:
-        return '\n'.join(f"{item['function']} {item['name']}"
-                         for item in self._value)
-
-    def machine_readable(self) -> list[dict]:
-        return self._value
-
-
-class Partitions(cliff_columns.FormattableColumn):
-    """NVSwitch partitions: one per line for people, with all known fields for
-    programs; None if they are not known.
-    """
-
-    def human_readable(self) -> str:
-        if self._value is None:
-            return '-'
-        return '\n'.join(
-            f"{item['partition']} {item['state']}: modules "
-            + ', '.join(map(str, item['module_ids']))
-            + (f" for {item['owner']}" if item['owner'] else '')
-            for item in self._value)
-
-    def machine_readable(self) -> list[dict] | None:
-        return self._value
 
 
 class ListGpu(output.Lister):
@@ -138,7 +107,7 @@ def _fabric(view, gpu):
     if fabric is None or fabric.problem:
         if fabric is not None:
             output.say(f'NVSwitches: {fabric.problem}')
-        return Partitions(None)
+        return output.Structure(None)
     owners: dict = {}
     groups: dict = {}
     for other in view.host.gpus:
@@ -154,7 +123,7 @@ def _fabric(view, gpu):
         if gpu.address in members:
             rows.append(_partition(fabric, item, members,
                                    owners.get(item.partition_id)))
-    return Partitions(rows)
+    return output.Structure(rows, _partition_line)
 
 
 def _partition(fabric, item, members, owner):
@@ -170,6 +139,12 @@ def _partition(fabric, item, members, owner):
         'overlaps': [other.partition_id for other in fabric.partitions
                      if other is not item and other.overlaps(item)],
         'owner': owner}
+
+
+def _partition_line(item):
+    return (f"{item['partition']} {item['state']}: modules "
+            + ', '.join(map(str, item['module_ids']))
+            + (f" for {item['owner']}" if item['owner'] else ''))
 
 
 def partitions(gpu: model.Gpu) -> collections.Counter:
@@ -229,7 +204,9 @@ def _mig_facts(gpu):
          'profile': spec.profile_name(gpu.mig, item.profile_id),
          'start': item.placement.start, 'size': item.placement.size,
          'mig_uuids': list(item.mig_uuids),
-         **dict(_scheduler_state(item.scheduler))} for item in instances])
+         **dict(_scheduler_state(item.scheduler))} for item in instances],
+        lambda item: f"{item['id']} {item['profile']} at {item['start']}:"
+                     f"{item['size']}")
 
 
 def _vgpu_facts(gpu):
@@ -239,10 +216,11 @@ def _vgpu_facts(gpu):
         else 'on' if gpu.mixed_sizes else 'off')
     yield from _scheduler_facts(gpu.scheduler)
     types = vgpu_type.by_id(gpu)
-    yield 'vgpus', Vgpus([
+    yield 'vgpus', output.Structure([
         {'name': vgpu_type.name(types, vgpu.type_id), 'type': vgpu.type_id,
          'function': str(vgpu.function), 'uuid': vgpu.uuid,
-         'gpu_instance_id': vgpu.instance_id} for vgpu in gpu.vgpus])
+         'gpu_instance_id': vgpu.instance_id} for vgpu in gpu.vgpus],
+        lambda item: f"{item['function']} {item['name']}")
     yield 'mdevs', output.Structure([
         {'uuid': mdev.uuid, 'parent': str(mdev.parent),
          'type': mdev.type_id, 'name': vgpu_type.name(types, mdev.type_id)}

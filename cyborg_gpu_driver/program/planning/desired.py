@@ -501,8 +501,11 @@ def _foreign_instances(facts: Facts) -> Iterator[reconcile.Difference]:
             f'unknown GPU instance {instance.instance_id} ({name} at '
             f'{instance.placement}): neither a bind nor a layout has created '
             'it; it counts as used',
-            '"cyborg-gpu instance destroy" removes it; "cyborg-gpu layout '
-            'checkpoint" records it as intended')
+            'if it is not needed, "nvidia-smi mig '
+            f'-i {facts.gpu.address} -dci -gi {instance.instance_id}" and '
+            'then the same with -dgi remove it, and so does "cyborg-gpu '
+            'layout apply"; "cyborg-gpu layout checkpoint" records it as '
+            'intended')
 
 
 def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:

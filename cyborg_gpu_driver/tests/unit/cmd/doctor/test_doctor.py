@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -87,12 +87,13 @@ class DoctorTest(base.CommandCase):
                  False),
                 tuple(row[key] for key in ('code', 'severity', 'gpu',
                                            'subject', 'safe')))
-            self.assertIn('instance destroy', row['action'])
+            self.assertIn('nvidia-smi mig -i 0000:07:00.0 -dci -gi ',
+                          row['action'])
 
     def create_instance(self):
         """Create an instance that no record has."""
-        self.doctor('instance', 'create', '0000:07:00.0', '1g.10gb')
-        shutil.rmtree(f'{self.directory}/state.records')
+        with self.machine.operation(write=True):
+            mig.create(self.machine.gpus[0], 19, (6, 1))
 
     def test_a_cloud_that_cannot_be_asked(self):
         cloud = ('--os-cloud', 'nowhere')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""layout checkpoint and restore, and single instances."""
+"""layout checkpoint and restore."""
 
 import json
 import os
@@ -132,53 +132,3 @@ mode = mig
         with machine.operation():
             self.assertTrue(all(gpu.state.mig and gpu.state.vfs
                                 for gpu in machine.gpus))
-
-
-class InstanceTest(layouts.LayoutCase):
-
-    def instance(self, command, *arguments, code=0):
-        return self.run_on_host('instance', command, *arguments, code=code)
-
-    def rows_of_instances(self):
-        return json.loads(self.instance('list', '-f', 'json')[0])
-
-    def test_create_list_destroy(self):
-        self.instance('create', '0', '3g.40gb', '--start', '4')
-        self.instance('create', layouts.GPU, '2g.20gb', '--compute', '1,1')
-        self.instance('create', '0', '1g.10gb', '--compute', '0')
-        rows = {row['profile']: row for row in self.rows_of_instances()}
-        self.assertEqual(['3c at 0'], rows['3g.40gb']['compute'])
-        self.assertEqual(4, rows['3g.40gb']['start'])
-        self.assertEqual(['1c at 0', '1c at 1'], rows['2g.20gb']['compute'])
-        self.assertEqual([], rows['1g.10gb']['compute'])
-        self.instance('destroy', '0', '--start', '4')
-        self.assertEqual(2, len(self.rows_of_instances()))
-
-    def test_refusals(self):
-        self.instance('create', '0', '3g.40gb', '--start', '4')
-        machine = self.machine()
-        (number,) = machine.gpus[0].state.instances
-        machine.add_process(layouts.GPU, 4711, number, 0)
-        for arguments, words in (
-                (('destroy', '0', '--start', '4'), '4711'),
-                (('destroy', '0', '--start', '3'),
-                 'no instance begins at unit 3'),
-                (('create', '0', '7g.80gb'), 'no room'),
-                (('create', '0', '2g.20gb', '--start', '5'), 'fits at 0, 2'),
-                (('create', '0', '1g.5gb'), 'no profile 1g.5gb'),
-                (('create', '0', '1g.10gb', '--compute', '2'),
-                 '1 compute slice(s)'),
-                (('create', '0', '1g.10gb', '--compute', 'x'), '--compute'),
-                (('create', '9', '1g.10gb'), 'no GPU 9; this host has 0')):
-            _, errors = self.instance(*arguments, code=1)
-            self.assertIn(words, errors)
-        self.assertEqual(1, len(self.rows_of_instances()))
-
-    def test_what_was_created_is_restored(self):
-        self.apply('mixed')
-        self.instance('create', '3', '1g.10gb')
-        self.instance('destroy', '1', '--start', '6')
-        self.machine().reboot()
-        self.layout('restore')
-        self.assertEqual(1, len(self.instances(3)))
-        self.assertEqual(6, len(self.instances(1)))
