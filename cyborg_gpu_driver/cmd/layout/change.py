@@ -4,23 +4,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.layout import hooks
-from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.cmd.layout import read as layout
 from cyborg_gpu_driver.host.snapshot import condition
-from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.program.ready import apply
 
 _SKIPPED = 'skipped'
 """Status of a board without MIG if a layout asks all GPUs for MIG mode."""
 
 
-class ApplyLayout(layout_options.LayoutCommand):
+class ApplyLayout(layout.LayoutCommand):
     """Apply a layout, and keep existing instances that are part of it.
 
     Each GPU succeeds or fails on its own. A change that fails is rolled back.
@@ -29,36 +25,21 @@ class ApplyLayout(layout_options.LayoutCommand):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        layout_options.add_entry(parser)
-        layout_options.add_mode_only(parser)
+        layout.add_entry(parser)
         parser.add_argument(
-            '-k', '--hooks-file', metavar='FILE',
-            default=os.environ.get(layout_options.HOOKS_FILE),
-            help="commands to run before and after, in mig-parted's "
-                 f'format (default: ${layout_options.HOOKS_FILE})')
-        layout_options.add_flag(
-            parser, '-s', '--skip-reset', variable=layout_options.SKIP_RESET,
-            text='do not reset GPUs: a change of the MIG mode that needs a '
+            '-s', '--skip-reset', action='store_true',
+            help='do not reset GPUs: a change of the MIG mode that needs a '
                  'reset stays pending')
         return parser
 
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes(links=False)
         found = layout.wanted_of(machine, parsed_args)
-        around = _hooks(parsed_args)
         machine.check_root()
-        around.run(hooks.START)
-        with _ended_by_hooks(around) as ended:
-            _run_before(machine, found, parsed_args.mode_only, around)
-            outcomes = machine.applier.apply_all(
-                [(gpu, wanted) for _, gpu, wanted in found],
-                apply.Options(mode_only=parsed_args.mode_only,
-                              may_reset=not parsed_args.skip_reset))
-        failed = self._tell(parsed_args, found, outcomes,
-                            parsed_args.mode_only)
-        return int(failed or not ended)
-
-    def _tell(self, parsed_args, found, outcomes, mode_only):
+        outcomes = machine.applier.apply_all(
+            [(gpu, wanted) for _, gpu, wanted in found],
+            apply.Options(mode_only=parsed_args.mode_only,
+                          may_reset=not parsed_args.skip_reset))
         rows = [{'index': index, **_row(outcome)} for (index, _, _), outcome
                 in zip(found, outcomes, strict=True)]
         for row, (_, _, wanted) in zip(rows, found, strict=True):
@@ -66,13 +47,13 @@ class ApplyLayout(layout_options.LayoutCommand):
                 row['status'] = _SKIPPED
         _write(self, parsed_args.output_format, rows)
         unfinished = {apply.Status.FAILED}
-        if not mode_only:
+        if not parsed_args.mode_only:
             unfinished.add(apply.Status.PENDING)
         return int(any(outcome.status in unfinished
                        for outcome in outcomes))
 
 
-class CheckpointLayout(layout_options.LayoutCommand):
+class CheckpointLayout(layout.LayoutCommand):
     """Save the current layout of the GPUs, for layout restore.
 
     Instances of bound handles and of fixed vGPUs are left out, because they
@@ -103,7 +84,7 @@ class CheckpointLayout(layout_options.LayoutCommand):
         _write(self, parsed_args.output_format, rows)
 
 
-class RestoreLayout(layout_options.LayoutCommand):
+class RestoreLayout(layout.LayoutCommand):
     """Restore GPUs after a reboot or a crash.
 
     Rolls back interrupted changes. Then creates what is missing: what the
@@ -150,7 +131,6 @@ def _restored(machine, gpu, saved):
 def _add_checkpoint(parser):
     parser.add_argument(
         '-f', '--checkpoint-file', metavar='FILE',
-        default=os.environ.get(layout_options.CHECKPOINT),
         help='the file (default: the records of the GPUs in [gpu] '
              'state_path)')
 
@@ -177,56 +157,6 @@ def _saved(parsed_args, machine):
             what='--checkpoint-file', value=file,
             expected='there is no such file')
     return apply.read_checkpoint(file)
-
-
-def _hooks(parsed_args):
-    """Return the hooks; there are none without a file."""
-    envs = {
-        layout_options.CONFIG_FILE: parsed_args.layout_file,
-        layout_options.SELECTED: parsed_args.selected_config or '',
-        layout_options.HOOKS_FILE: parsed_args.hooks_file or '',
-        layout_options.SKIP_RESET: str(parsed_args.skip_reset).lower(),
-        layout_options.MODE_ONLY: str(parsed_args.mode_only).lower()}
-    if not parsed_args.hooks_file:
-        return hooks.Hooks('no file', {}, envs, output.say)
-    text, source = output.read_text(parsed_args.hooks_file)
-    return hooks.parse(text, source, envs, output.say)
-
-
-@contextlib.contextmanager
-def _ended_by_hooks(around):
-    """Always run the last hooks; yield a list that is true if they succeed.
-
-    A hook that fails here does not affect the GPUs. Its error is printed
-    beside the results for the GPUs.
-    """
-    ended: list[bool] = []
-    try:
-        yield ended
-    finally:
-        try:
-            around.run(hooks.EXIT)
-            ended.append(True)
-        except exception.StepFailed as error:
-            output.say(str(error))
-
-
-def _run_before(machine, found, mode_only, around):
-    """Run the hooks for the changes that will be made.
-
-    The hooks may stop processes that use the GPUs, so the changes are
-    planned after the hooks have run.
-    """
-    if not around.by_name:
-        return
-    now = [(machine.current(gpu), wanted) for _, gpu, wanted in found]
-    if any(layout_state.mode_differences(*pair) for pair in now):
-        around.run(hooks.MODE)
-    if not mode_only and any(
-            layout_state.differences(
-                gpu, wanted, machine.transactions.in_use(gpu))
-            for gpu, wanted in now):
-        around.run(hooks.CONFIG)
 
 
 def _row(outcome):

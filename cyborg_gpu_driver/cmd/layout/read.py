@@ -1,28 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``cyborg-gpu layout plan|export|generate``.
+"""``cyborg-gpu layout plan|export|generate``, which change no GPU.
 
-None of these commands changes a GPU.
+Options have the names of mig-parted, with one exception: ``--config-file`` is
+an option of this program that names cyborg.conf. Here ``-f`` names a file, as
+in mig-parted; in other commands it is the format of the output.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
+import json
+from typing import Any
+
+import yaml
+from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import context
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state as layout_state
-from cyborg_gpu_driver.partition.layout import yaml
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 from cyborg_gpu_driver.program.ready import apply
 
 
-class PlanLayout(layout_options.LayoutCommand):
+class LayoutCommand(command.Command):
+    """A command of the group ``layout``."""
+
+    formats: tuple[str, ...] = ('text', 'json', 'yaml')
+    """The values of ``-o``; the first is the default."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '-o', '--format', '--output-format', dest='output_format',
+            choices=self.formats, default=self.formats[0],
+            help='format of the output (default: %(default)s)')
+        return parser
+
+    def write(self, text: str) -> None:
+        """Write one answer to standard output."""
+        self.app.stdout.write(text if text.endswith('\n') else text + '\n')
+
+    def write_value(self, value: Any, output_format: str) -> None:
+        """Write a plain value in a format for programs."""
+        if output_format == 'json':
+            self.write(json.dumps(value, indent=2))
+        else:
+            self.write(yaml.safe_dump(value, sort_keys=False))
+
+
+def add_entry(parser: argparse.ArgumentParser) -> None:
+    """Add the options for one entry of a layout file and its effect."""
+    parser.add_argument(
+        '-f', '--layout-file', metavar='FILE', required=True,
+        help="layout file in mig-parted's format; - is standard input")
+    parser.add_argument(
+        '-c', '--selected-config', metavar='NAME',
+        help='entry of the file; may be left out if there is only one')
+    parser.add_argument(
+        '-m', '--mode-only', action='store_true',
+        help='change the MIG mode only; instances are kept, unless MIG mode '
+             'is turned off, which destroys idle ones')
+
+
+class PlanLayout(LayoutCommand):
     """Show what applying a layout would change, and change nothing.
 
     Exits 0 if the layout is in effect, and 1 if a GPU differs from it or
@@ -31,8 +77,7 @@ class PlanLayout(layout_options.LayoutCommand):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        layout_options.add_entry(parser)
-        layout_options.add_mode_only(parser)
+        add_entry(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -74,7 +119,7 @@ def _planned(machine, gpu, wanted, mode_only):
     return {**row, 'plan': planned, **planned.to_dict()}
 
 
-class ExportLayout(layout_options.LayoutCommand):
+class ExportLayout(LayoutCommand):
     """Write the current layout of the GPUs as a layout file."""
 
     formats = ('yaml', 'json')
@@ -83,9 +128,8 @@ class ExportLayout(layout_options.LayoutCommand):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '-l', '-c', '--config-label', metavar='NAME',
-            default=os.environ.get(layout_options.LABEL, 'current'),
-            help='name of the entry (default: '
-                 f'${layout_options.LABEL}, or current)')
+            default='current',
+            help='name of the entry (default: %(default)s)')
         parser.add_argument(
             '--skip-unreachable', action='store_true',
             help='leave out GPUs that cannot be read, instead of failing')
@@ -107,7 +151,7 @@ class ExportLayout(layout_options.LayoutCommand):
         _write_file(self, parsed_args, file)
 
 
-class GenerateLayouts(layout_options.LayoutCommand):
+class GenerateLayouts(LayoutCommand):
     """Write a file with all sensible layouts for the GPUs of this host."""
 
     formats = ('yaml', 'json')
@@ -118,7 +162,7 @@ class GenerateLayouts(layout_options.LayoutCommand):
         gpus = {index: gpu for index, gpu in enumerate(machine.gpus)
                 if index not in left_out}
         for index, gpu in gpus.items():
-            layout_file.check_placements(gpu, yaml.place_in(
+            layout_file.check_placements(gpu, layout_yaml.place_in(
                 'this host', f'GPU {index}'))
         _write_file(self, parsed_args, layout_state.generate(
             gpus.values()))
@@ -132,12 +176,13 @@ def wanted_of(machine: context.Machine, parsed_args
     that the operator excluded and prints their names. It also prints which
     boards do not support MIG and are not changed.
 
-    :raises InvalidValue: if no file is named, or it cannot be read.
+    :raises InvalidValue: if the file cannot be read.
     :raises DocumentError: if the file or its entry cannot be used.
     :raises HostUnusable: names each GPU that cannot be changed.
     """
-    entry = layout_options.read_file(parsed_args).entry(
-        parsed_args.selected_config)
+    entry = layout_file.LayoutFile.parse(
+        *output.read_text(parsed_args.layout_file)).entry(
+            parsed_args.selected_config)
     indices = entry.chosen(machine.gpus)
     for index in indices:
         if machine.ignores(machine.gpus[index]):

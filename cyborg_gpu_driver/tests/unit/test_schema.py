@@ -11,14 +11,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import definition
-from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.partition.layout import yaml
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 
 _SCHEMAS = (
-    definition.DEFINITION, files.HOST,
-    hooks.HOOKS_FILE, inventory.INVENTORY,
+    definition.DEFINITION, files.HOST, inventory.INVENTORY,
     inventory.PCI_DEVICES, inventory.PCI_GPU,
     yaml.DEVICES, yaml.ITEMS, yaml.LAYOUT_FILE)
 _FLAVOR = schema.mapping({

@@ -25,7 +25,6 @@ from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.baremetal import node
-from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.host import problems
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import functions
@@ -83,17 +82,6 @@ def layouts(text, gpus=()):
             str(attempt(entry.for_gpu, index, gpu))
         attempt(entry.for_host, gpus)
     attempt(file.entry)
-
-
-def hooks_file(text):
-    """Read a file of hooks: every word to run is text."""
-    found = attempt(hooks.parse, text, 'file', {}, str)
-    for name, items in (found.by_name if found else {}).items():
-        hold(name in hooks.NAMES, name)
-        for hook in items:
-            for word in (hook.command, *hook.args, *hook.envs,
-                         *hook.envs.values(), hook.workdir or ''):
-                hold(isinstance(word, str), hook)
 
 
 def slowdowns(document):

@@ -20,7 +20,6 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.doctor.rules import migration
-from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import conf_file
@@ -48,10 +47,6 @@ _MIG = {'version': 'v1', 'mig-configs': {
             {'devices': [0, 2], 'device-filter': '0x25B610DE',
              'mig-enabled': False}],
     'two': [{'devices': [0], 'mig-enabled': True, 'mig-devices': {}}]}}
-_HOOKS = {'version': 'v1', 'hooks': {
-    'apply-start': [{'workdir': '/tmp', 'command': '/bin/true',
-                     'args': ['a', 'b'], 'envs': {'LANG': 'C'}}],
-    'apply-exit': [{'command': '/bin/true'}]}}
 _ITEMS = [{'devices': 'all', 'device-filter': '0x233010DE',
            'mig-enabled': True, 'mig-devices': {'1g.10gb': 2}},
           {'devices': [0], 'device-filter': '0x20B010DE',
@@ -152,13 +147,6 @@ def _first_boot(test, content):
     checks.first_boot_file(test.state_path)
 
 
-def _run_hook(test, args, envs, workdir):
-    """An error names what a program cannot be given."""
-    hook = hooks.Hook('/bin/true', tuple(args), envs, workdir or None)
-    checks.attempt(hooks.Hooks('file', {hooks.START: (hook,)}, {},
-                               lambda text: None).run, hooks.START)
-
-
 def _nova(test, data):
     found = checks.attempt(conf_file.read, [_put(test, 'nova.conf', data)])
     for spec in found.device_spec if found else ():
@@ -256,10 +244,6 @@ ROWS = {
             'gpu:prefer:x')), base.TEXTS.map('gpu:prefer:{}'.format)),
         strategies.one_of(base.TEXTS, strategies.floats(),
                           strategies.integers())),)),
-    'hooks': (150, _plain(checks.hooks_file), (base.yaml_texts(_HOOKS),)),
-    'run of a hook': (60, _run_hook, (
-        strategies.lists(base.TEXTS, max_size=2), strategies.dictionaries(
-            base.TEXTS, base.TEXTS, max_size=2), base.TEXTS)),
     'device_spec': (200, _device_specs, (strategies.lists(
         _DEVICE_SPECS, min_size=1, max_size=2),)),
     'nova.conf': (60, _nova, (base.damaged(
@@ -286,10 +270,7 @@ EXAMPLES = (
                     'mig-enabled: 1, mig-devices: {}}]}}'),
     ('layout in metadata', '[' * 5000), ('layout in metadata', '!!binary x'),
     ('first boot', _FIRST_BOOT),
-    ('hooks', 'version: !!int ""'), ('hooks', '!!timestamp x'),
-    ('run of a hook', ['a\0b'], {}, ''),
-    ('run of a hook', [], {'a=b': 'c'}, ''),
-    ('run of a hook', [], {}, '\ud800'),
+    ('layout file', 'version: !!int ""'), ('layout file', '!!timestamp x'),
     ('device_spec', ['{"address": {"bus": "a{99999999999}"}}']),
     ('device_spec', ['[' * 5000]), ('device_spec', ['$pci.device_spec']),
     ('nova.conf', b'[devices]\nenabled_mdev_types = '
@@ -336,9 +317,6 @@ class ReaderTest(base.FuzzCase):
         for text in base.odd_texts(
                 _MIG, 'v1', 'all', 'true', '2', 'one', '1g.5gb', '{}'):
             checks.attempt(layout_file.LayoutFile.parse, text, 'file')
-        for text in base.odd_texts(
-                _HOOKS, 'v1', 'apply-start', 'LANG', '/bin/true', 'a'):
-            checks.hooks_file(text)
         for text in base.odd_texts(_ITEMS, 'all', 'true', '2', '1g.10gb'):
             checks.metadata(json.dumps({'ds': {'meta_data': {'meta': {
                 'cyborg_gpu_layout': text}}}}))

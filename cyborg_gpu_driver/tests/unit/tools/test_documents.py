@@ -18,7 +18,6 @@ from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
@@ -123,14 +122,6 @@ class LayoutFilesTest(base.BaseTestCase):
         self.assertEqual(file.to_dict(), layout_file.LayoutFile.parse(
             file.dump(), name).to_dict())
 
-    def test_hooks(self):
-        name = 'example-hooks.yaml'
-        read = hooks.parse(self.text(name), name, {}, self.fail)
-        page = self.text('layouts.rst')
-        for known in hooks.NAMES:
-            self.assertIn(f'``{known}``', page)
-        self.assertIn(hooks.MODE, read.by_name)
-
 
 _CONSOLE = re.compile(r'^\.\. code-block:: console\n\n((?: {3}.*\n|\n)+)',
                       re.MULTILINE)
@@ -144,9 +135,6 @@ class LayoutPageTest(cmd_base.CommandCase):
     def setUp(self):
         super().setUp()
         self.directory = self.useFixture(fixtures.TempDir()).path
-        for name in list(os.environ):
-            if name.startswith('MIG_PARTED_'):
-                self.useFixture(fixtures.EnvironmentVariable(name))
         shutil.copy(SOURCE / 'admin' / 'example-layouts.yaml',
                     os.path.join(self.directory, 'layouts.yaml'))
         # The page names its file without a directory.

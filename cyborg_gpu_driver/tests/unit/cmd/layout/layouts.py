@@ -55,9 +55,6 @@ class LayoutCase(base.CommandCase):
         super().setUp()
         self.host = self.part(self.host, self.gpus)
         self.directory = self.useFixture(fixtures.TempDir()).path
-        for name in list(os.environ):
-            if name.startswith('MIG_PARTED_'):
-                self.useFixture(fixtures.EnvironmentVariable(name))
         self.state = os.path.join(self.directory, 'machine.json')
         self.conf = self.configure('', self.directory)
         self.file = self.write('layouts.yaml', LAYOUTS)

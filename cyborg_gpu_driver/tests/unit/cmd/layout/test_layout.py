@@ -5,10 +5,7 @@
 import io
 import json
 import os
-import select
-import stat
 import sys
-import textwrap
 
 import fixtures
 import yaml
@@ -39,14 +36,6 @@ class ApplyTest(layouts.LayoutCase):
         sys.stdin = io.StringIO(layouts.LAYOUTS)
         self.layout('apply', '--layout-file', '-', '-c', 'halves')
         self.assert_layout('halves')
-
-    def test_options_from_mig_parteds_environment(self):
-        self.useFixture(fixtures.EnvironmentVariable(
-            'MIG_PARTED_CONFIG_FILE', self.file))
-        self.useFixture(fixtures.EnvironmentVariable(
-            'MIG_PARTED_SELECTED_CONFIG', 'halves'))
-        self.layout('apply')
-        self.layout('plan')
 
     def test_only_entry_needs_no_name(self):
         output, _ = self.layout('export')
@@ -112,7 +101,6 @@ class RefusalTest(layouts.LayoutCase):
             self.refused(('--layout-file', path, '-c', 'x'), 'bad.yaml', word)
         self.refused(('-f', '/nonexistent', '-c', 'x'),
                      "'/nonexistent' is not valid: No such file")
-        self.refused(('-c', 'x'), '--layout-file')
 
     def test_busy_gpu_fails_alone(self):
         self.apply('halves')
@@ -195,111 +183,3 @@ class FileTest(layouts.LayoutCase):
     def test_export_in_json(self):
         content = json.loads(self.layout('export', '-o', 'json')[0])
         self.assertEqual('v1', content['version'])
-
-
-
-class HooksTest(layouts.LayoutCase):
-
-    def hooks(self, text):
-        return self.write('hooks.yaml', 'version: v1\nhooks:\n'
-                          + textwrap.indent(textwrap.dedent(text), '  '))
-
-    def script(self, code=0):
-        """Write a hook that records its arguments and its environment."""
-        path = self.write('hook', '#!/bin/sh\necho "$1 $OWN '
-                          '$MIG_PARTED_SELECTED_CONFIG $PWD" >> '
-                          f'{self.directory}/told\nexit {code}\n')
-        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
-        return path
-
-    def told(self):
-        try:
-            with open(f'{self.directory}/told', encoding='utf-8') as stream:
-                return [line.split() for line in stream]
-        except FileNotFoundError:
-            return []
-
-    def around(self, script):
-        return self.hooks('\n'.join(
-            f'{name}: [{{command: {script}, args: ["{name}"], workdir: /, '
-            'envs: {OWN: $HOME}}]' for name in (
-                'apply-start', 'pre-apply-mode', 'pre-apply-config',
-                'apply-exit')))
-
-    def test_hooks_of_what_is_changed(self):
-        path = self.around(self.script())
-        self.apply('off', '-k', path)
-        self.assertEqual(
-            [[name, '$HOME', 'off', '/'] for name in (
-                'apply-start', 'pre-apply-mode', 'pre-apply-config',
-                'apply-exit')][:2], self.told()[:2])
-        self.assertEqual('apply-exit', self.told()[-1][0])
-        count = len(self.told())
-        self.apply('off', '-k', path)
-        self.assertEqual(['apply-start', 'apply-exit'],
-                         [line[0] for line in self.told()[count:]])
-
-    def test_failing_hook_prevents_the_change(self):
-        path = self.hooks(f"""
-            pre-apply-config: [{{command: {self.script(3)}, args: [x]}}]
-            apply-exit: [{{command: {self.script(3)}, args: [end]}}]
-            """)
-        _, errors = self.apply('halves', '-k', path, code=1)
-        self.assertIn('exit code 3', errors)
-        self.assertEqual([], self.instances(0))
-        self.assertEqual(['x', 'end'], [line[0] for line in self.told()])
-
-    def test_what_became_of_the_gpus_is_told_whatever_the_last_hook(self):
-        path = self.hooks(f"""
-            apply-exit: [{{command: {self.script(3)}, args: [end]}}]
-            """)
-        output, errors = self.apply('halves', '-k', path, code=1)
-        self.assertIn('changed', output)
-        self.assertIn('exit code 3', errors)
-        self.assertEqual(2, len(self.instances(0)))
-
-    def test_a_hook_that_does_not_end_is_killed(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.cmd.layout.hooks.SECONDS', 1))
-        fifo = f'{self.directory}/fifo'
-        os.mkfifo(fifo)
-        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-        self.addCleanup(os.close, reader)
-        path = self.hooks(f"""
-            apply-start:
-              - command: sh
-                args: [-c, "exec > {fifo}; sleep 3600 & wait"]
-            """)
-        _, errors = self.apply('halves', '-k', path, code=1)
-        self.assertIn('apply-start[0]: sh: did not end within 1 s', errors)
-        self.assertEqual([], self.instances(0))
-        # Both processes have the other end open as long as they live.
-        poll = select.poll()
-        poll.register(reader, 0)
-        self.assertEqual([(reader, select.POLLHUP)], poll.poll(60000))
-
-    def test_no_shell_reads_the_arguments(self):
-        path = self.hooks("""
-            apply-start: [{command: echo, args: ["$(touch X)", "*"]}]
-            """)
-        _, errors = self.apply('off', '-k', path)
-        self.assertIn('$(touch X) *', errors)
-
-    def test_bad_hooks_file(self):
-        for text, word in (
-                ('pre-apply: []', "hooks: unknown key 'pre-apply'; known "
-                 'keys: '),
-                ('apply-start: {command: x}', 'hooks.apply-start: found a '
-                 'mapping; expected a list, each a mapping with keys '
-                 'command, workdir, args, envs'),
-                ('apply-start: [{command: x, args: [1]}]',
-                 'hooks.apply-start[0].args[0]: found 1; expected text, in '
-                 'quotes'),
-                ('apply-start: [{args: [x]}]', "hooks.apply-start[0]: key "
-                 "'command' is missing; expected a program, such as"),
-                ('apply-start: [{command: x, envs: {A: 1}}]',
-                 'hooks.apply-start[0].envs.A: found 1; expected text')):
-            path = self.hooks(text)
-            _, errors = self.apply('halves', '-k', path, code=1)
-            self.assertIn(f'{path}: {word}', errors)
-            self.assertEqual([], self.instances(0))
