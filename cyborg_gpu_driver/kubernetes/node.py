@@ -30,11 +30,6 @@ class NodeGpu:
     """The board. Its partitions do not matter here."""
     wanted: target.Wanted
 
-    @property
-    def enabled(self) -> bool:
-        """MIG mode under the layout."""
-        return self.wanted.enabled
-
 
 @dataclasses.dataclass(frozen=True)
 class Node:
@@ -57,12 +52,14 @@ class Node:
     @property
     def with_mig(self) -> tuple[NodeGpu, ...]:
         """The GPUs in MIG mode."""
-        return tuple(item for item in self.gpus if item.enabled)
+        return tuple(item for item in self.gpus
+                     if item.wanted.enabled)
 
     @property
     def whole(self) -> tuple[NodeGpu, ...]:
         """The GPUs that are not in MIG mode."""
-        return tuple(item for item in self.gpus if not item.enabled)
+        return tuple(item for item in self.gpus
+                     if not item.wanted.enabled)
 
     @property
     def devices(self) -> tuple[target.WantedDevices, ...]:
@@ -81,22 +78,21 @@ class Node:
 
 
 def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None,
-              chosen: Collection[int] | None = None) -> tuple[NodeGpu, ...]:
+              chosen: Collection[int]) -> tuple[NodeGpu, ...]:
     """Return how a layout partitions the GPUs of a node.
 
     :param gpus: all GPUs of the host, as they are now, with compute
         instances.
     :param entry: the layout; None for the current one. A GPU that the layout
         does not mention keeps its current one.
-    :param chosen: indices of the node's GPUs; None for all.
+    :param chosen: indices of the node's GPUs.
     :raises DocumentError: if the layout does not suit the GPUs.
     """
-    indices = range(len(gpus)) if chosen is None else chosen
     wanted = entry.for_chosen(gpus, [
         index for index in entry.chosen(gpus)
-        if index in indices]) if entry else {}
+        if index in chosen]) if entry else {}
     return tuple(NodeGpu(gpus[index], wanted.get(index) or _now(gpus[index]))
-                 for index in indices)
+                 for index in chosen)
 
 
 def _now(gpu: model.Gpu) -> target.Wanted:
@@ -107,51 +103,11 @@ def mig_entry(node: Node) -> layout_file.Entry:
     """Return the node's layout for mig-parted."""
     alike = collections.defaultdict(list)
     for index, item in enumerate(node.gpus):
-        alike[item.enabled, tuple(item.wanted.counts.items())].append(index)
+        alike[item.wanted.enabled,
+              tuple(item.wanted.counts.items())].append(index)
     return layout_file.Entry(
         'rendered layout', node.name, tuple(layout_file.Section(
             layout_devices.Devices(
                 None if len(indices) == len(node.gpus) else tuple(indices)),
             enabled, dict(counts))
             for (enabled, counts), indices in alike.items()))
-
-
-# Names of the resources of a Kubernetes node, such as ``nvidia.com/gpu``.
-#
-# The rules are those of NVIDIA's device plugin (api/config/v1/resources.go):
-# the prefix may be left out, the full name has at most 63 characters, and the
-# part after the prefix is a DNS subdomain.
-
-PREFIX = 'nvidia.com/'
-GPU = PREFIX + 'gpu'
-SHARED = '.shared'
-"""What renameByDefault adds to the name of a shared resource."""
-
-_LONGEST = 63
-_SUBDOMAIN = re.compile(
-    r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*',
-    re.ASCII)
-
-
-def full_name(text: str) -> str:
-    """Return a resource's name with its prefix.
-
-    :raises InvalidValue: if the device plugin would not accept it.
-    """
-    name = text if text.startswith(PREFIX) else PREFIX + text
-    if (len(name) > _LONGEST
-            or not _SUBDOMAIN.fullmatch(name[len(PREFIX):])):
-        raise exception.InvalidValue(
-            what='resource', value=text,
-            expected=f'expected {PREFIX}NAME of at most {_LONGEST} '
-                     'characters, NAME in lower case letters, digits, dots '
-                     f'and hyphens, such as {GPU} or {PREFIX}mig-1g.10gb')
-    return name
-
-
-def of_profile(name: str) -> str:
-    """Return the resource of a MIG profile under strategy ``mixed``.
-
-    :param name: the profile as NVML names it: ``1g.10gb+me``.
-    """
-    return f'{PREFIX}mig-{name.replace("+", ".")}'

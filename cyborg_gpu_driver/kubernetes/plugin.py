@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import re
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,47 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.partition import target
+
+# Names of the resources of a Kubernetes node, such as ``nvidia.com/gpu``.
+#
+# The rules are those of NVIDIA's device plugin (api/config/v1/resources.go):
+# the prefix may be left out, the full name has at most 63 characters, and the
+# part after the prefix is a DNS subdomain.
+
+PREFIX = 'nvidia.com/'
+GPU = PREFIX + 'gpu'
+SHARED = '.shared'
+"""What renameByDefault adds to the name of a shared resource."""
+
+_LONGEST = 63
+_SUBDOMAIN = re.compile(
+    r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*',
+    re.ASCII)
+
+
+def full_name(text: str) -> str:
+    """Return a resource's name with its prefix.
+
+    :raises InvalidValue: if the device plugin would not accept it.
+    """
+    name = text if text.startswith(PREFIX) else PREFIX + text
+    if (len(name) > _LONGEST
+            or not _SUBDOMAIN.fullmatch(name[len(PREFIX):])):
+        raise exception.InvalidValue(
+            what='resource', value=text,
+            expected=f'expected {PREFIX}NAME of at most {_LONGEST} '
+                     'characters, NAME in lower case letters, digits, dots '
+                     f'and hyphens, such as {GPU} or {PREFIX}mig-1g.10gb')
+    return name
+
+
+def of_profile(name: str) -> str:
+    """Return the resource of a MIG profile under strategy ``mixed``.
+
+    :param name: the profile as NVML names it: ``1g.10gb+me``.
+    """
+    return f'{PREFIX}mig-{name.replace("+", ".")}'
+
 
 # What NVIDIA's device plugin offers of a node under each MIG strategy.
 #
@@ -57,12 +99,12 @@ def resources(node: kubernetes_node.Node, strategy: Strategy
             expected=reason)
     found: collections.Counter[str] = collections.Counter()
     if strategy is Strategy.NONE:
-        found[kubernetes_node.GPU] = len(node.gpus)
+        found[GPU] = len(node.gpus)
     else:
-        found[kubernetes_node.GPU] = len(node.whole)
+        found[GPU] = len(node.whole)
         for devices in node.devices:
-            resource = (kubernetes_node.GPU if strategy is Strategy.SINGLE
-                        else kubernetes_node.of_profile(devices.name))
+            resource = (GPU if strategy is Strategy.SINGLE
+                        else of_profile(devices.name))
             found[resource] += devices.count
     return {name: count for name, count in found.items() if count}
 
@@ -74,11 +116,11 @@ def notes(node: kubernetes_node.Node, strategy: Strategy) -> tuple[str, ...]:
             f'{node.gpu_name(index)} is in MIG mode ({item.wanted}): with '
             'strategy none it is assigned as one GPU and its MIG devices are '
             'not offered'
-            for index, item in enumerate(node.gpus) if item.enabled)
+            for index, item in enumerate(node.gpus) if item.wanted.enabled)
     return tuple(
         f'{node.gpu_name(index)} is in MIG mode without MIG devices: it is '
         'not offered' for index, item in enumerate(node.gpus)
-        if item.enabled and not item.wanted.devices)
+        if item.wanted.enabled and not item.wanted.devices)
 
 
 def _no_gpu(node: kubernetes_node.Node) -> str | None:
@@ -91,7 +133,7 @@ def _not_single(node: kubernetes_node.Node) -> str | None:
     if not node.with_mig:
         return _no_gpu(node)
     for index, item in enumerate(node.gpus):
-        if not item.enabled:
+        if not item.wanted.enabled:
             return (f'{node.gpu_name(index)} is not in MIG mode, but others '
                     'are; put all or none in MIG mode, or use mixed')
         if not item.wanted.devices:
@@ -194,10 +236,6 @@ class Sharing:
             'resources': [{'name': name, 'replicas': self.replicas}
                           for name in self.resources]}}
 
-    def applies_to(self, name: str) -> bool:
-        """Whether a resource is offered several times."""
-        return name in self.resources
-
 
 def shared(method: Method, replicas: int, asked: Iterable[str],
            node: kubernetes_node.Node,
@@ -211,7 +249,7 @@ def shared(method: Method, replicas: int, asked: Iterable[str],
     """
     there = resources(node, strategy)
     names = tuple(dict.fromkeys(
-        kubernetes_node.full_name(name) for name in asked)) or tuple(there)
+        full_name(name) for name in asked)) or tuple(there)
     for name in names:
         if name not in there:
             raise exception.InvalidValue(
@@ -257,8 +295,8 @@ def allocatable(there: Mapping[str, int], sharing: Sharing | None
     """Return what the node offers, by the name that a pod requests."""
     offered = {}
     for name, count in there.items():
-        if sharing is not None and sharing.applies_to(name):
-            shown = name + kubernetes_node.SHARED if sharing.rename else name
+        if sharing is not None and name in sharing.resources:
+            shown = name + SHARED if sharing.rename else name
             offered[shown] = count * sharing.replicas
         else:
             offered[name] = count

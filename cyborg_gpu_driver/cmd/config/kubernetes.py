@@ -38,20 +38,36 @@ class RenderKubernetes(command.Command):
             help="layout file in mig-parted's format; - is standard input "
                  '(default: the current layout of the GPUs)')
         parser.add_argument(
-            '--name', metavar='NAME', action='append', default=[],
+            '--name', metavar='NAME',
             help='entry of the layout file; may be left out if there is only '
-                 'one; may be repeated, for nodes with the same GPUs and '
-                 'different layouts. Without --layout, the name of the '
-                 f'current layout (default: {_CURRENT})')
+                 'one. Without --layout, the name of the current layout '
+                 f'(default: {_CURRENT})')
         parser.add_argument(
             '--gpu', metavar='GPU', action='append', default=[],
             help=f'a GPU that the node has, by {choice.WAYS}; may be '
                  'repeated (default: all)')
         parser.add_argument(
-            '--strategy', choices=_values(plugin.Strategy),
+            '--strategy', choices=[kind.value for kind in plugin.Strategy],
             help='MIG strategy of all nodes (default: the simplest one that '
-                 'offers everything in the layouts)')
-        _add_sharing(parser)
+                 'offers everything in the layout)')
+        parser.add_argument(
+            '--replicas', metavar='N', type=int,
+            help=f'offer each device N times (at least {plugin.FEWEST})')
+        parser.add_argument(
+            '--sharing', choices=[kind.value for kind in plugin.Method],
+            help='how replicas share a device '
+                 f'(default: {plugin.Method.TIME_SLICING.value})')
+        parser.add_argument(
+            '--resource', metavar='NAME', action='append', default=[],
+            help='offer only this resource several times, such as '
+                 'nvidia.com/mig-1g.10gb; may be repeated (default: all)')
+        parser.add_argument(
+            '--rename', action='store_true',
+            help='offer a shared resource as NAME.shared')
+        parser.add_argument(
+            '--allow-several', action='store_true',
+            help='let a container ask for more than one replica, which gives '
+                 'it no greater share')
         parser.add_argument(
             '--output', metavar='DIR', default=_STDOUT,
             help='directory for the files, created if it does not exist; - '
@@ -64,96 +80,46 @@ class RenderKubernetes(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        machine = self.app.machine.for_changes()
-        nodes = _nodes(machine, parsed_args)
-        strategy = render.choose_strategy(
-            parsed_args.strategy and plugin.Strategy(
-                parsed_args.strategy),
-            [plugin.suited(node) for node in nodes])
-        done = render.render(
-            [render.Wanted(node, _sharing(parsed_args, node, strategy))
-             for node in nodes], strategy)
+        node = _node(self.app.machine.for_changes(), parsed_args)
+        strategy = (plugin.Strategy(parsed_args.strategy)
+                    if parsed_args.strategy else plugin.suited(node))
+        done = render.render(node, strategy,
+                             _sharing(parsed_args, node, strategy))
         paths = ([] if parsed_args.output == _STDOUT
                  else _write(parsed_args.output, done.files))
         if parsed_args.format == 'json':
-            text = json.dumps(_to_dict(done, paths), indent=2) + '\n'
+            text = json.dumps({
+                'strategy': strategy.value, 'allocatable': done.allocatable,
+                'notes': list(done.notes), 'written': paths,
+                'files': done.files}, indent=2) + '\n'
         elif paths:
             text = ''.join(f'{path}\n' for path in paths)
         else:
-            text = render.stream(done.files)
+            text = ''.join(f'---\n# {name}\n{render.dump(content)}'
+                           for name, content in done.files.items())
         self.app.stdout.write(text)
-        _say(done)
+        output.say(f'Strategy {strategy.value}; pods can ask for ' + ', '.join(
+            f'{count} x {resource}' for resource, count
+            in done.allocatable.items()) + '.')
+        for note in done.notes:
+            output.say(note)
 
 
-def _say(done):
-    """Tell the operator which resources pods can request."""
-    for name, offered in done.by_layout.items():
-        where = f' on nodes of {name}' if len(done.by_layout) > 1 else ''
-        output.say(
-            f'Strategy {done.strategy.value}; pods can ask{where} for '
-            + ', '.join(f'{count} x {resource}' for resource, count
-                        in offered.items()) + '.')
-    for note in done.notes:
-        output.say(note)
-
-
-def _add_sharing(parser):
-    parser.add_argument(
-        '--replicas', metavar='N', type=int,
-        help='offer each device N times '
-             f'(at least {plugin.FEWEST})')
-    parser.add_argument(
-        '--sharing', choices=_values(plugin.Method),
-        help='how replicas share a device '
-             f'(default: {plugin.Method.TIME_SLICING.value})')
-    parser.add_argument(
-        '--resource', metavar='NAME', action='append', default=[],
-        help='offer only this resource several times, such as '
-             'nvidia.com/mig-1g.10gb; may be repeated (default: all)')
-    parser.add_argument(
-        '--rename', action='store_true',
-        help='offer a shared resource as NAME.shared')
-    parser.add_argument(
-        '--allow-several', action='store_true',
-        help='let a container ask for more than one replica, which gives '
-             'it no greater share')
-
-
-def _values(kinds):
-    return [kind.value for kind in kinds]
-
-
-def _nodes(machine, parsed_args):
-    """Return a node for each requested layout."""
-    names = parsed_args.name or [None]
+def _node(machine, parsed_args):
+    """Return the node; print where its GPUs differ from the layout."""
     chosen = _chosen(machine, parsed_args.gpu)
-    if not parsed_args.layout:
-        if len(names) > 1:
-            raise exception.InvalidValue(
-                what='--name', value=', '.join(names),
-                expected='the GPUs have one current layout: give one name, or '
-                         '--layout')
-        return [_node(machine, chosen, parsed_args, names[0] or _CURRENT,
-                      None)]
-    text, source = output.read_text(parsed_args.layout)
-    document = layout_file.LayoutFile.parse(text, source)
-    entries = [document.entry(name) for name in names]
-    return [_node(machine, chosen, parsed_args, entry.name, entry)
-            for entry in entries]
-
-
-def _node(machine, chosen, parsed_args, name, entry):
-    """Return a node with a layout; print where its GPUs differ from it."""
+    entry = layout_file.LayoutFile.parse(
+        *output.read_text(parsed_args.layout)).entry(
+            parsed_args.name) if parsed_args.layout else None
     now = [machine.current(gpu) if index in chosen else gpu
            for index, gpu in enumerate(machine.gpus)]
     gpus = kubernetes_node.wanted_by(now, entry, chosen)
     for item in gpus:
         for difference in layout_state.differences(item.gpu, item.wanted):
-            # Of several layouts, the GPUs can match only one.
-            if len(parsed_args.name) < 2:
-                output.say(f'GPU {item.gpu.address} does not match the '
-                           f'layout yet: {difference}')
-    return kubernetes_node.Node(name, gpus)
+            output.say(f'GPU {item.gpu.address} does not match the layout '
+                       f'yet: {difference}')
+    return kubernetes_node.Node(
+        entry.name if entry else parsed_args.name or _CURRENT, gpus)
 
 
 def _chosen(machine, asked):
@@ -192,20 +158,10 @@ def _sharing(parsed_args, node, strategy):
                     expected='it has an effect only on replicas: give '
                              '--replicas too')
         return None
-    method = plugin.Method(
-        parsed_args.sharing or plugin.Method.TIME_SLICING)
     return plugin.shared(
-        method, parsed_args.replicas, parsed_args.resource, node, strategy,
+        plugin.Method(parsed_args.sharing or plugin.Method.TIME_SLICING),
+        parsed_args.replicas, parsed_args.resource, node, strategy,
         parsed_args.rename, parsed_args.allow_several)
-
-
-def _to_dict(done, paths):
-    return {'strategy': done.strategy.value,
-            'allocatable': (done.by_layout if len(done.by_layout) > 1
-                            else done.allocatable),
-            'notes': list(done.notes),
-            'written': paths,
-            'files': {file.name: file.content for file in done.files}}
 
 
 def _write(directory, files):
@@ -216,11 +172,11 @@ def _write(directory, files):
     """
     paths = []
     try:
-        for file in files:
-            paths.append(os.path.join(directory, file.name))
-            os.makedirs(os.path.dirname(paths[-1]), exist_ok=True)
+        os.makedirs(directory, exist_ok=True)
+        for name, content in files.items():
+            paths.append(os.path.join(directory, name))
             with open(paths[-1], 'w', encoding='utf-8') as stream:
-                stream.write(file.text)
+                stream.write(render.dump(content))
     except OSError as error:
         raise exception.InvalidValue(
             what='--output', value=directory,

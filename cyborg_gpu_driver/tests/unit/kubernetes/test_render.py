@@ -30,17 +30,12 @@ MANY = nodes.of(nodes.cut(nodes.A100),
 _DNS_LABEL = re.compile(r'[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?')
 
 
-def rendered(node, asked, shared=None):
-    """Return all files for one kind of node."""
-    return render.render([render.Wanted(node, shared)], asked)
-
-
 def contents(node, asked, shared=None):
     """Return plain values by file name, parsed from the text of each file."""
     if shared is not None:
         shared = plugin.shared(*shared, (), node, asked)
-    return {file.name: yaml.safe_load(file.text)
-            for file in rendered(node, asked, shared).files}
+    return {name: yaml.safe_load(render.dump(content)) for name, content
+            in render.render(node, asked, shared).files.items()}
 
 
 class RenderTest(base.BaseTestCase):
@@ -49,14 +44,11 @@ class RenderTest(base.BaseTestCase):
         for node, asked, shared in (
                 (T4, NONE, (SLICED, 4)), (SEVENS, SINGLE, None),
                 (MANY, MIXED, (SLICED, 2)), (T4, NONE, (MPS, 2))):
-            shared = shared and plugin.shared(*shared, (), node, asked)
-            files = rendered(node, asked, shared).files
-            for file in files:
-                value = yaml.safe_load(file.text)
-                self.assertEqual(value, json.loads(json.dumps(file.content)))
             self.assertEqual(
-                [file.content for file in files],
-                list(yaml.safe_load_all(render.stream(files))))
+                contents(node, asked, shared),
+                json.loads(json.dumps(render.render(
+                    node, asked, shared and plugin.shared(
+                        *shared, (), node, asked)).files)))
 
     def test_plugin_configuration(self):
         found = contents(T4, NONE, (SLICED, 4))[render.PLUGIN]
@@ -73,28 +65,32 @@ class RenderTest(base.BaseTestCase):
     def test_choices_of_sharing(self):
         shared = plugin.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
                                rename=True, several=True)
-        done = rendered(MANY, MIXED, shared)
+        done = render.render(MANY, MIXED, shared)
         self.assertEqual({
             'renameByDefault': True, 'failRequestsGreaterThanOne': False,
             'resources': [{'name': 'nvidia.com/mig-1g.5gb', 'replicas': 2}],
-        }, done.files[0].content['sharing']['timeSlicing'])
+        }, done.files[render.PLUGIN]['sharing']['timeSlicing'])
         self.assertEqual(8, done.allocatable['nvidia.com/mig-1g.5gb.shared'])
 
     def test_what_the_plugin_fails_on_is_not_rendered(self):
-        self.assertRaises(exception.InvalidValue, rendered, MANY,
-                          SINGLE)
+        self.assertRaises(exception.InvalidValue, render.render, MANY, SINGLE)
+
 
 class MigPartedTest(base.BaseTestCase):
 
     def test_the_layout_comes_back(self):
         for node in (SEVENS, MANY):
-            text = {file.name: file.text for file in rendered(
-                node, plugin.suited(node)).files}[render.MIG_PARTED]
-            entry = layout_file.LayoutFile.parse(text, 'x').entry('halves')
+            layouts = layout_file.LayoutFile.parse(render.dump(
+                render.render(node, plugin.suited(node)).files[
+                    render.MIG_PARTED]), 'x')
+            gpus = [item.gpu for item in node.gpus]
             self.assertEqual(
                 {index: item.wanted for index, item
                  in enumerate(node.gpus)},
-                entry.for_host([item.gpu for item in node.gpus]))
+                layouts.entry('halves').for_host(gpus))
+            self.assertEqual({False}, {
+                wanted.enabled for wanted in layouts.entry(
+                    'all-disabled').for_host(gpus).values()})
 
     def test_gpus_that_are_alike_share_an_item(self):
         sections = contents(MANY, MIXED)[render.MIG_PARTED][
@@ -104,6 +100,7 @@ class MigPartedTest(base.BaseTestCase):
         section, = contents(SEVENS, SINGLE)[render.MIG_PARTED][
             'mig-configs']['halves']
         self.assertEqual('all', section['devices'])
+
 
 class ClusterTest(base.BaseTestCase):
     """What the cluster gets: labels, a pod, the values of the operator."""
@@ -140,83 +137,20 @@ class ClusterTest(base.BaseTestCase):
                          layouts.names)
 
 
-class SeveralTest(base.BaseTestCase):
-    """Several layouts of one cluster, in one run or one after another."""
-
-    def setUp(self):
-        super().setUp()
-        self.first = dataclasses.replace(SEVENS, name='sevenths')
-        self.second = dataclasses.replace(MANY, name='many')
-
-    def values(self, *given):
-        files = render.render(
-            [render.Wanted(node) for node in given], MIXED).files
-        return {file.name: file for file in files}[render.OPERATOR]
-
-    def check(self, content):
-        """Check that both layouts are complete."""
-        configs = content['devicePlugin']['config']['data']
-        self.assertEqual({'default', 'sevenths', 'many'}, set(configs))
-        layouts = layout_file.LayoutFile.parse(
-            content['migManager']['config']['data']['config.yaml'], 'x')
-        self.assertEqual({'all-disabled', 'sevenths', 'many'},
-                         set(layouts.names))
-        for node in (self.first, self.second):
-            gpus = [item.gpu for item in node.gpus]
-            self.assertEqual(
-                {index: item.wanted for index, item
-                 in enumerate(node.gpus)},
-                layouts.entry(node.name).for_host(gpus))
-            self.assertEqual({False}, {
-                wanted.enabled for wanted in layouts.entry(
-                    'all-disabled').for_host(gpus).values()})
-
-    def test_in_one_run(self):
-        self.check(self.values(self.first, self.second).content)
-
-    def test_each_layout_has_its_files(self):
-        done = render.render(
-            [render.Wanted(self.first), render.Wanted(self.second)], MIXED)
-        self.assertEqual(
-            [f'{name}/{file}' for name in ('sevenths', 'many') for file in (
-                render.PLUGIN, render.LABELS, render.POD)]
-            + [render.MIG_PARTED, render.OPERATOR],
-            [file.name for file in done.files])
-        self.assertEqual({'nvidia.com/mig-1g.5gb': 14},
-                         done.by_layout['sevenths'])
-
-    def test_names(self):
-        disabled = dataclasses.replace(SEVENS, name='all-disabled')
-        default = dataclasses.replace(SEVENS, name='default')
-        for given, word in (((self.first, self.first), 'sevenths'),
-                            ((disabled,), 'all-disabled'),
-                            ((default,), 'default')):
-            error = self.assertRaises(exception.InvalidValue, self.values,
-                                      *given)
-            self.assertIn(word, str(error))
-            self.assertIn('rename the entry', str(error))
-        self.values(dataclasses.replace(WHOLE, name='all-disabled'))
-
-
-class StrategyTest(base.BaseTestCase):
-
-    def choose(self, *suited, asked=None):
-        return render.choose_strategy(asked, suited)
-
-    def test_one_for_all(self):
-        self.assertIs(NONE, self.choose(NONE))
-        self.assertIs(SINGLE, self.choose(NONE, SINGLE))
-        self.assertIs(MIXED, self.choose(SINGLE, MIXED, NONE))
-        self.assertIs(MIXED, self.choose(SINGLE, asked=MIXED))
-
-
 class NodeTest(base.BaseTestCase):
 
-    def test_a_name_that_no_label_can_have(self):
+    def test_names(self):
         for name in ('', '1g.5gb+me', '-a', 'a' * 64, 'a b'):
             error = self.assertRaises(exception.InvalidValue, nodes.of,
                                       name=name)
             self.assertIn('rename the entry', str(error))
+        for name in ('all-disabled', 'default'):
+            node = dataclasses.replace(SEVENS, name=name)
+            error = self.assertRaises(exception.InvalidValue, render.render,
+                                      node, SINGLE)
+            self.assertIn(f"'{name}'", str(error))
+            self.assertIn('rename the entry', str(error))
+        render.render(dataclasses.replace(WHOLE, name='all-disabled'), NONE)
 
     def test_gpus_that_a_layout_does_not_speak_of_stay(self):
         gpus = [nodes.boards.gpu(nodes.boards.A100_40),
@@ -228,8 +162,8 @@ class NodeTest(base.BaseTestCase):
         self.assertEqual(
             [{'1g.5gb': 7}, {'3g.20gb': 2}],
             [item.wanted.counts for item
-             in kubernetes_node.wanted_by(gpus, entry)])
+             in kubernetes_node.wanted_by(gpus, entry, (0, 1))])
         self.assertEqual(
             [{}, {'3g.20gb': 2}],
             [item.wanted.counts for item
-             in kubernetes_node.wanted_by(gpus, None)])
+             in kubernetes_node.wanted_by(gpus, None, (0, 1))])

@@ -72,29 +72,6 @@ class LayoutTest(RenderCase):
                              '--strategy', 'none', '--replicas', '2')
 
 
-class SeveralTest(RenderCase):
-
-    def layouts(self, found):
-        return list(found['files'][render.MIG_PARTED]['mig-configs'])
-
-    def test_several_of_a_file(self):
-        found = self.found('--layout', self.file, '--name', 'halves',
-                           '--name', 'off')
-        self.assertEqual(['all-disabled', 'halves', 'off'],
-                         self.layouts(found))
-        self.assertEqual({'halves': {'nvidia.com/gpu': 8},
-                          'off': {'nvidia.com/gpu': 4}},
-                         found['allocatable'])
-        _, errors = self.render('--layout', self.file, '--name', 'halves',
-                                '--name', 'off')
-        self.assertIn('on nodes of off for 4 x nvidia.com/gpu', errors)
-
-    def test_what_cannot_be(self):
-        self.refused(('--name', 'a', '--name', 'b'), '--name', '--layout')
-        self.refused(('--layout', self.file, '--name', 'off', '--name',
-                      'off'), "'off'", 'rename')
-
-
 class SharingTest(RenderCase):
 
     host = 't4x4'
