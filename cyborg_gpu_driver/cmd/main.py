@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pbr.version
 from cliff import app
+from cliff import command
 from cliff import commandmanager
 from cliff import complete
 from cliff import help as help_command
@@ -38,11 +41,32 @@ _QUIET = frozenset({'stevedore', _PACKAGE})
 _USAGE = 2
 
 
+class _Description:
+    """A command in the list of commands: its name and its description.
+
+    :param entry: where the command is. Its module is read, not imported.
+    """
+
+    def __init__(self, entry: metadata.EntryPoint):
+        self._entry = entry
+
+    def load(self) -> type[command.Command]:
+        spec = importlib.util.find_spec(self._entry.module)
+        assert spec is not None and spec.origin is not None
+        with open(spec.origin, encoding='utf-8') as stream:
+            tree = ast.parse(stream.read())
+        doc = next(ast.get_docstring(node) for node in tree.body
+                   if isinstance(node, ast.ClassDef)
+                   and node.name == self._entry.attr)
+        return type(self._entry.attr, (command.Command,), {
+            '__doc__': doc, 'take_action': None})
+
+
 class Commands(commandmanager.CommandManager):
     """Imports only the command that runs.
 
-    cliff (4.17) imports all commands to learn their names. This would import
-    OpenStack's clients too, which few commands need.
+    cliff (4.17) imports all commands to learn their names and to list them.
+    This would import OpenStack's clients too, which few commands need.
     """
 
     def load_commands(self, namespace: str) -> None:
@@ -50,6 +74,12 @@ class Commands(commandmanager.CommandManager):
         self.commands.update(
             (entry.name, entry)
             for entry in metadata.entry_points(group=namespace))
+
+    def __iter__(self):
+        """Yield each command with what cliff needs to list it."""
+        return ((name, _Description(entry)
+                 if isinstance(entry, metadata.EntryPoint) else entry)
+                for name, entry in self.commands.items())
 
 
 class CyborgGpu(app.App):

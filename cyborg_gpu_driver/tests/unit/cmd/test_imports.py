@@ -7,9 +7,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from oslotest import base
-
+from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests.unit.cmd import base
 
 # Each with its purpose. A command that needs one of them imports it itself.
 HEAVY = {
@@ -55,13 +55,21 @@ def heavy(modules):
     return HEAVY & modules - imported(program=_LOG)
 
 
-class ImportsTest(base.BaseTestCase):
+class ImportsTest(base.CommandCase):
 
-    def test_version(self):
-        modules = imported('--version')
-        self.assertEqual(set(), heavy(modules))
-        self.assertNotIn('pynvml', modules)
-        self.assertNotIn('cyborg_gpu_driver.cmd.gpu.show', modules)
+    def test_version_and_help(self):
+        for option in '--version', '--help':
+            modules = imported(option)
+            self.assertEqual(set(), heavy(modules))
+            self.assertNotIn('pynvml', modules)
+            self.assertNotIn('cyborg_gpu_driver.cmd.gpu.show', modules)
+
+    def test_the_list_of_commands_describes_each(self):
+        output, _ = self.run_program('help')
+        for name, entry in main.Commands(main.NAMESPACE).commands.items():
+            self.assertIn(f'  {name:<13}  '
+                          + entry.load().__doc__.splitlines()[0].rstrip('.'),
+                          output)
 
     def test_a_simulated_host(self):
         # The files of a simulated host are in YAML.
