@@ -117,7 +117,12 @@ class CyborgGpu(app.App):
         return parser
 
     def configure_logging(self):
-        super().configure_logging()
+        try:
+            super().configure_logging()
+        except OSError as error:
+            raise exception.InvalidValue(
+                what='--log-file', value=self.options.log_file,
+                expected=f'cannot be written: {error.strerror}') from error
         if self.options.verbose_level < 2:
             for handler in logging.getLogger('').handlers:
                 handler.addFilter(_is_worth_showing)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import tempfile
@@ -59,8 +60,10 @@ def measure(found: results.Results, runner: Runner, path: str,
         say((name, beside))
         runs = _step(found, runner, known[name],
                      known[beside] if beside is not None else None)
+        # The caller says how many steps are in the file.
+        write(path, dataclasses.replace(found, runs={
+            **found.runs, (name, beside): runs}).dump().encode())
         found.runs[name, beside] = runs
-        write(path, found.dump().encode())
         if beside is None and runs.outcome is not Outcome.MEASURED:
             raise exception.InvalidValue(
                 what=f'command of {name}',

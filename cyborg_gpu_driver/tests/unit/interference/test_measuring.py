@@ -117,3 +117,4 @@ class MeasureTest(commands.CommandsCase):
         error = self.assertRaises(exception.InvalidValue, self.measure,
                                   self.script('a', 'true'))
         self.assertIn(str(self.path), str(error))
+        self.assertEqual({}, self.found.runs)

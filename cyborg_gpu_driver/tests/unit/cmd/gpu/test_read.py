@@ -216,6 +216,7 @@ class MistakeTest(base.CommandCase):
         for arguments, words in (
                 (('--config-file', directory), '--config-file'),
                 (('--config-file', binary), '--config-file'),
+                (('--log-file', directory), '--log-file'),
                 (('--simulate', 'nonsense'), 'dgx-a100-80'),
                 (('--simulate', f'{directory}/none.yaml'), 'none.yaml'),
                 (('--state', 'x'), '--simulate'),
