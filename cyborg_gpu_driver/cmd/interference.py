@@ -19,14 +19,13 @@ from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.interference import applications as apps
-from cyborg_gpu_driver.interference import heat_map
 from cyborg_gpu_driver.interference import measuring
 from cyborg_gpu_driver.interference import prediction
 from cyborg_gpu_driver.interference import process
 from cyborg_gpu_driver.interference import results
 
 FILE = 'interference.json'
-COLUMNS = ('Application', 'Beside', 'Slowdown', 'Seconds', 'MiB', 'GPU MiB',
+COLUMNS = ('Application', 'Beside', 'Slowdown', 'Seconds', 'GPU MiB',
            'Outcome', 'Problem')
 BRIEF = COLUMNS[:-1]
 REPEATS_MAX = 1000
@@ -42,26 +41,6 @@ _GPUS_MAX = 64
 _JOBS_MAX = 200
 
 Row = tuple[Any, ...]
-
-
-def add_heat_map(parser: argparse.ArgumentParser) -> None:
-    """Add ``--heat-map``."""
-    parser.add_argument(
-        '--heat-map', metavar='FILE', type=_picture,
-        help='also write a picture of the slowdowns, whose name ends in .svg '
-             'or .png; needs matplotlib (default: none)')
-
-
-def _picture(text: str) -> str:
-    """Return a picture's file name; refuse a bad one before measuring."""
-    if not text.endswith(tuple(f'.{form}' for form in heat_map.FORMATS)):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} does not end in .svg or .png')
-    try:
-        heat_map.check()
-    except exception.InvalidValue as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
@@ -107,22 +86,8 @@ def _row(found, slowdowns, name, beside):
                 f'{results.LEAST} to {results.MOST}: the runs are too short')
     seconds = runs.median
     return (name, *map(output.Optional, (
-        beside, value, seconds and round(seconds, 3), runs.memory_mib,
+        beside, value, seconds and round(seconds, 3),
         runs.gpu_memory_mib)), outcome, problem)
-
-
-def write_heat_map(path: str | None, found: results.Results) -> None:
-    """Write the picture, if a path is given.
-
-    :raises InvalidValue: if the picture cannot be drawn or written.
-    """
-    if path:
-        slowdowns = found.slowdowns()
-        names = dict.fromkeys([
-            *(item.name for item in found.applications), *slowdowns,
-            *(beside for row in slowdowns.values() for beside in row)])
-        measuring.write(path, heat_map.draw(
-            list(names), slowdowns, path.rpartition('.')[2]))
 
 
 def predictor(found: results.Results, memory_mib: int | None
@@ -236,7 +201,6 @@ def add_options(parser: argparse.ArgumentParser,
         '--force', action='store_true',
         help='replace the output file, instead of continuing from its '
              'results')
-    add_heat_map(parser)
     parser.add_argument(
         '--repeats', metavar='NUMBER', default=3,
         type=number(1, most),
@@ -297,7 +261,6 @@ def measure(found: results.Results, parsed_args: argparse.Namespace,
         _say_kept(found, total, parsed_args.output)
         raise
     clear_line()
-    write_heat_map(parsed_args.heat_map, found)
     _say_noise(found)
     if found.open_steps():
         output.say('Some pairs failed. They count as not measured; the '
@@ -416,12 +379,10 @@ class PredictInterference(output.Lister):
             '--gpus', metavar='NUMBER', type=number(1, _GPUS_MAX),
             help='place the applications on this number of GPUs, or of slices '
                  'of one size (default: all run on one GPU)')
-        add_heat_map(parser)
         return parser
 
     def take_action(self, parsed_args):
         found = read(parsed_args.file)
-        write_heat_map(parsed_args.heat_map, found)
         if not parsed_args.application:
             self.brief = BRIEF
             return COLUMNS, rows(found)

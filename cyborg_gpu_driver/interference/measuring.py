@@ -9,7 +9,6 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
@@ -61,8 +60,8 @@ def measure(found: results.Results, runner: Runner, path: str,
         runs = _step(found, runner, known[name],
                      known[beside] if beside is not None else None)
         # The caller says how many steps are in the file.
-        write(path, dataclasses.replace(found, runs={
-            **found.runs, (name, beside): runs}).dump().encode())
+        _write(path, dataclasses.replace(found, runs={
+            **found.runs, (name, beside): runs}).dump())
         found.runs[name, beside] = runs
         if beside is None and runs.outcome is not Outcome.MEASURED:
             raise exception.InvalidValue(
@@ -85,8 +84,9 @@ def _step(found: results.Results, runner: Runner,
         outcome, tuple(second for one in runs[found.warmups:]
                        for second in one.seconds)
         if outcome is Outcome.MEASURED else (),
-        _most(one.memory_mib for one in runs),
-        _most(one.gpu_memory_mib for one in runs), last.problem)
+        max((one.gpu_memory_mib for one in runs
+             if one.gpu_memory_mib is not None), default=None),
+        last.problem)
 
 
 def _is_too_much(found: results.Results, runner: Runner, *names: str) -> bool:
@@ -102,11 +102,7 @@ def _is_too_much(found: results.Results, runner: Runner, *names: str) -> bool:
             and sum(needs) > runner.gpu_memory_mib)
 
 
-def _most(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def write(path: str, content: bytes) -> None:
+def _write(path: str, content: str) -> None:
     """Replace a file atomically: an interrupted write leaves the old one.
 
     :raises InvalidValue: if the file cannot be written.
@@ -114,7 +110,7 @@ def write(path: str, content: bytes) -> None:
     directory, name = os.path.split(os.path.abspath(path))
     try:
         with tempfile.NamedTemporaryFile(
-                'wb', dir=directory, prefix=f'.{name}.',
+                'w', dir=directory, prefix=f'.{name}.',
                 delete=False) as stream:
             try:
                 stream.write(content)

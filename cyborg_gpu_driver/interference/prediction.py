@@ -121,42 +121,28 @@ def compare(jobs: Sequence[Job], gpus: int, predictor: Predictor
             ) -> list[Arrangement]:
     """Return the three placements: ``predicted``, ``pack``, ``spread``.
 
-    ``predicted`` is the best of a greedy placement (the longest job first,
-    onto the GPU whose jobs then end first), ``pack`` and ``spread``.
+    Each places one job after the other. ``pack`` puts the largest first, onto
+    the fullest GPU where it fits: memory decides, and if that is unknown, the
+    number of jobs. ``spread`` puts the longest first, onto the GPU with the
+    least work. ``predicted`` is the best of these two and of a greedy
+    placement: the longest first, onto the GPU whose jobs then end first.
     """
-    others = {'pack': pack(jobs, gpus, predictor),
-              'spread': spread(jobs, gpus, predictor)}
-    best = min([greedy(jobs, gpus, predictor), *others.values()],
+    longest = sorted(jobs, key=lambda job: (-job.seconds, job.application))
+    others = {
+        'pack': _one_by_one(
+            sorted(jobs, key=lambda job: -(job.memory_mib or 0)), gpus,
+            predictor, lambda group, _job: (
+                -sum(job.memory_mib or 0 for job in group), -len(group))),
+        'spread': _one_by_one(
+            longest, gpus, predictor, lambda group, _job: (
+                sum(job.seconds for job in group), len(group)))}
+    greedy = _one_by_one(
+        longest, gpus, predictor, lambda group, job: (
+            predictor.makespan([*group, job]), len(group)))
+    best = min([greedy, *others.values()],
                key=lambda groups: _makespan(groups, predictor))
     return [Arrangement(name, groups, _makespan(groups, predictor))
             for name, groups in {'predicted': best, **others}.items()]
-
-
-def pack(jobs: Sequence[Job], gpus: int, predictor: Predictor
-         ) -> Groups:
-    """Place the largest job first, onto the fullest GPU where it fits.
-
-    Memory decides, and if that is unknown, the number of jobs.
-    """
-    return _one_by_one(
-        sorted(jobs, key=lambda job: -(job.memory_mib or 0)), gpus, predictor,
-        lambda group, _job: (-_memory(group), -len(group)))
-
-
-def spread(jobs: Sequence[Job], gpus: int, predictor: Predictor
-           ) -> Groups:
-    """Place the longest job first, onto the GPU with the least work."""
-    return _one_by_one(
-        _longest_first(jobs), gpus, predictor,
-        lambda group, _job: (sum(job.seconds for job in group), len(group)))
-
-
-def greedy(jobs: Sequence[Job], gpus: int, predictor: Predictor
-           ) -> Groups:
-    """Place the longest job first, onto the GPU whose jobs then end first."""
-    return _one_by_one(
-        _longest_first(jobs), gpus, predictor,
-        lambda group, job: (predictor.makespan([*group, job]), len(group)))
 
 
 def _one_by_one(jobs: Sequence[Job], gpus: int,
@@ -170,14 +156,6 @@ def _one_by_one(jobs: Sequence[Job], gpus: int,
             math.inf in predictor.slowdowns([*group, job]),
             *cost(group, job))).append(job)
     return tuple(map(tuple, groups))
-
-
-def _longest_first(jobs: Sequence[Job]) -> list[Job]:
-    return sorted(jobs, key=lambda job: (-job.seconds, job.application))
-
-
-def _memory(group: Iterable[Job]) -> int:
-    return sum(job.memory_mib or 0 for job in group)
 
 
 def _makespan(groups: Groups, predictor: Predictor) -> float:

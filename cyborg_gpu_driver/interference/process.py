@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Runs the commands of applications on this machine, and watches their memory.
+"""Runs the commands of applications on this machine.
 
 Each command has a process group of its own. It runs as the calling user,
 without a shell. When the command has ended or must end, every process of its
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -30,7 +29,7 @@ from cyborg_gpu_driver.interference import results
 _FIRST_INTERVAL, _INTERVAL = 0.01, 0.2
 """Seconds between two samples, at first and later. Shorter intervals would
 disturb the measurement."""
-_KIB, _MIB = 1 << 10, 1 << 20
+_MIB = 1 << 20
 _JOIN = 60.0
 """Seconds to wait for the last sample: NVML calls have their own deadline."""
 _GRACE = 5.0
@@ -70,16 +69,6 @@ def tree(pid: int, proc: str = '/proc') -> set[int]:
     return found
 
 
-def resident(pids: Collection[int], proc: str = '/proc') -> int:
-    """Return the resident bytes of processes; shared pages count for each.
-
-    It is the second number of ``/proc/PID/statm``, in pages (proc(5)).
-    """
-    pages = [words[1] for pid in pids
-             if len(words := _words(f'{proc}/{pid}/statm')) > 1]
-    return sum(map(int, pages)) * os.sysconf('SC_PAGE_SIZE')
-
-
 def oom_kills(proc: str = '/proc', cgroups: str = '/sys/fs/cgroup'
               ) -> tuple[int, ...]:
     """Return counts of kills for lack of memory; a kill changes one of them.
@@ -99,17 +88,17 @@ def oom_kills(proc: str = '/proc', cgroups: str = '/sys/fs/cgroup'
 
 
 class Peak:
-    """Watches the memory of a command's processes, in a thread.
+    """Watches the GPU memory of a command's processes, in a thread.
 
     :param pid: ID of the first process.
     :param gpu_memory: asks NVML for the GPU memory of processes.
+    :ivar bytes: the peak; None if NVML does not know it.
     """
 
     def __init__(self, pid: int, gpu_memory: GpuMemory):
         self._pid = pid
         self._gpu_memory = gpu_memory
-        self._resident = 0
-        self._gpu: int | None = None
+        self.bytes: int | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -121,36 +110,12 @@ class Peak:
         self._end.set()
         self._thread.join(_JOIN)
 
-    @property
-    def memory_mib(self) -> int:
-        """The peak of the resident memory."""
-        return -(-self._resident // _MIB)
-
-    @property
-    def gpu_memory_mib(self) -> int | None:
-        """The peak of the GPU memory; None if NVML does not know it."""
-        return None if self._gpu is None else -(-self._gpu // _MIB)
-
-    def add(self, largest: int) -> None:
-        """Add the largest resident size of one process, in bytes.
-
-        The kernel knows this size even for a process that was too short for a
-        sample. A program inherits the number from the process that started
-        it, which is this one (exec_mmap in fs/exec.c of Linux). So the number
-        only counts if it is larger than that of this process.
-        """
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-        if largest > own:
-            self._resident = max(self._resident, largest)
-
     def _watch(self) -> None:
         interval = _FIRST_INTERVAL
         while True:
-            pids = tree(self._pid)
-            self._resident = max(self._resident, resident(pids))
-            used = self._gpu_memory(pids)
+            used = self._gpu_memory(tree(self._pid))
             if used is not None:
-                self._gpu = max(self._gpu or 0, used)
+                self.bytes = max(self.bytes or 0, used)
             if self._end.wait(interval):
                 return
             interval = min(2 * interval, _INTERVAL)
@@ -253,15 +218,7 @@ class Child:
         self.exit_code: int | None = None
         self.seconds = 0.0
         self.outcome = Outcome.TIMED_OUT
-        self.largest = 0
-        """Resident bytes of the largest of its processes."""
-        try:
-            self.descriptor = os.pidfd_open(self.pid)
-        except OSError as error:
-            self._finish()
-            raise exception.HostUnusable(
-                reason='Linux 5.3 or newer is needed to wait for processes '
-                       f'(pidfd_open: {error.strerror})') from error
+        self.descriptor = os.pidfd_open(self.pid)
 
     def __enter__(self) -> Child:
         return self
@@ -272,7 +229,7 @@ class Child:
     def ended(self) -> None:
         """Record the end of the process, after it has ended."""
         self.seconds = round(time.monotonic() - self.started, _DIGITS)
-        self._close()
+        self._finish()
 
     def stop(self) -> None:
         """End the process if it runs."""
@@ -281,7 +238,7 @@ class Child:
         self._signal(signal.SIGTERM)
         if not wait([self], time.monotonic() + _GRACE):
             self._signal(signal.SIGKILL)
-        self._close()
+        self._finish()
 
     @property
     def problem(self) -> str:
@@ -293,20 +250,12 @@ class Child:
                else f'ended by signal {-code}')
         return f'{self.application.name}: {how}{self._complaint}'
 
-    def _close(self) -> None:
-        os.close(self.descriptor)
-        self._finish()
-
     def _finish(self) -> None:
+        os.close(self.descriptor)
         # Until its first process is waited for, no other group can get the
         # number of this group.
         self._signal(signal.SIGKILL)
-        _, status, usage = os.wait4(self.pid, 0)
-        # ru_maxrss: kilobytes, of the largest process that was waited for
-        # (getrusage(2)).
-        self.largest = usage.ru_maxrss * _KIB
-        self.exit_code = os.waitstatus_to_exitcode(status)
-        self._process.returncode = self.exit_code
+        self.exit_code = self._process.wait()
         self.outcome = self._outcome()
         self._complaint = self._last_line()
         self._errors.close()
@@ -390,26 +339,19 @@ def run(application: apps.Application, companion: Repeated | None,
 
     :param companion: the application beside it, started again when it ends.
     :param timeout: seconds.
-    :param gpu_memory: asks how much GPU memory processes have.
-    :param endings: signals that end the run.
     :raises InvalidValue: if its command cannot be started.
     """
-    with Child(application) as child:
-        with Peak(child.pid, gpu_memory) as peak:
-            found = _watched(child, companion, child.started + timeout,
-                             endings)
-        child.stop()
-        peak.add(child.largest)
-    known: dict[str, Any] = {'memory_mib': peak.memory_mib,
-                             'gpu_memory_mib': peak.gpu_memory_mib}
+    with Child(application) as child, Peak(child.pid, gpu_memory) as peak:
+        found = _watched(child, companion, child.started + timeout,
+                         endings)
+    used = None if peak.bytes is None else -(-peak.bytes // _MIB)
     if found is None:
         return results.Runs(
-            Outcome.TIMED_OUT, **known,
-            problem=f'{application.name}: took more than {timeout:g} s')
+            Outcome.TIMED_OUT, (), used,
+            f'{application.name}: took more than {timeout:g} s')
     return results.Runs(
-        found.outcome, **known, problem=found.problem,
-        seconds=((found.seconds,) if found.outcome is Outcome.MEASURED
-                 else ()))
+        found.outcome, (found.seconds,) if found.outcome is Outcome.MEASURED
+        else (), used, found.problem)
 
 
 def _watched(child: Child, companion: Repeated | None, deadline: float,
@@ -436,9 +378,6 @@ class Machine:
     """This machine, as a :class:`.measuring.Runner`.
 
     :ivar timeout: seconds that each run may take.
-    :ivar gpu_memory: asks how much GPU memory processes have.
-    :ivar gpu_memory_mib: memory of the smallest GPU of this machine; None if
-        NVML knows no GPU.
     :ivar endings: signals that end the measurement.
     """
 

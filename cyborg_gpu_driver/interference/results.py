@@ -13,7 +13,6 @@ import enum
 import itertools
 import json
 import statistics
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,14 +45,13 @@ class Runs:
     """The runs of one application, alone or beside another.
 
     :ivar seconds: the run time of each run that succeeded.
-    :ivar memory_mib: the peak of the processes' resident memory.
-    :ivar gpu_memory_mib: the peak of their GPU memory; None if unknown.
+    :ivar gpu_memory_mib: the peak of the processes' GPU memory; None if
+        unknown.
     :ivar problem: for people, if the outcome is not MEASURED.
     """
 
     outcome: Outcome = Outcome.MEASURED
     seconds: tuple[float, ...] = ()
-    memory_mib: int | None = None
     gpu_memory_mib: int | None = None
     problem: str = ''
 
@@ -66,23 +64,21 @@ class Runs:
     def of(cls, item: dict[str, Any]) -> Runs:
         """Create it from an entry that fits the schema."""
         return cls(Outcome(item.get('outcome', Outcome.MEASURED.value)),
-                   tuple(item['seconds']), item.get('memory_mib'),
+                   tuple(item['seconds']),
                    item.get('gpu_memory_mib'), item.get('problem', ''))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry for the file."""
-        return {**dataclasses.asdict(self), 'outcome': self.outcome.value,
-                'seconds': list(self.seconds)}
+        return {**dataclasses.asdict(self), 'outcome': self.outcome.value}
 
 
 Step = tuple[str, str | None]
 """An application, and the application beside it; None for alone."""
 
-_MEMORY = schema.nullable(schema.integer(0))
 _RUNS = schema.mapping(
     {'seconds': schema.listing({'type': 'number', 'exclusiveMinimum': 0})},
     {'outcome': {'enum': [item.value for item in Outcome]},
-     'memory_mib': _MEMORY, 'gpu_memory_mib': _MEMORY,
+     'gpu_memory_mib': schema.nullable(schema.integer(0)),
      'problem': schema.TEXT})
 
 
@@ -145,19 +141,15 @@ class Results:
         measured.
         """
         found = {name: dict(row) for name, row in self.given.items()}
-        for name, beside, value in self._measured():
-            found.setdefault(name, {})[beside] = value
-        return found
-
-    def _measured(self) -> Iterator[tuple[str, str, float | None]]:
         for (name, beside), runs in self.runs.items():
             if beside is None:
                 continue
-            if runs.outcome is Outcome.OUT_OF_MEMORY:
-                yield name, beside, None
             ratio = self.ratio(name, beside)
-            if ratio is not None and LEAST <= ratio <= MOST:
-                yield name, beside, round(ratio, 4)
+            if runs.outcome is Outcome.OUT_OF_MEMORY:
+                found.setdefault(name, {})[beside] = None
+            elif ratio and LEAST <= ratio <= MOST:
+                found.setdefault(name, {})[beside] = round(ratio, 4)
+        return found
 
     def ratio(self, name: str, beside: str) -> float | None:
         """Return the slowdown by the run times; None without them."""

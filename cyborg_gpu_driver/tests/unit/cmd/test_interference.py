@@ -4,14 +4,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import unittest
-from unittest import mock
 
 import testscenarios
 
@@ -127,32 +124,6 @@ class MeasureTest(InterferenceCase):
         row = self.rows('predict', '--file', self.path)[1]
         self.assertEqual(('failed', 'a: exit code 7'),
                          (row['Outcome'], row['Problem']))
-
-    @unittest.skipUnless(importlib.util.find_spec('matplotlib'),
-                         'matplotlib is not installed')
-    def test_heat_map(self):
-        self.measure(*self.TWO)
-        for name, head in ('map.svg', b'<?xml'), ('map.png', b'\x89PNG'):
-            picture = self.directory / name
-            self.run_program('predict', '--file', self.path, '--heat-map',
-                             picture)
-            self.assertEqual(head, picture.read_bytes()[:len(head)])
-
-    def test_heat_map_without_matplotlib(self):
-        with mock.patch.dict(sys.modules, {'matplotlib': None,
-                                           'matplotlib.figure': None}):
-            _, errors = self.measure(*self.TWO, '--heat-map', 'map.svg',
-                                     code=2)
-        self.assertIn('--heat-map', errors)
-        self.assertIn('needs the Python package matplotlib', errors)
-        self.assertFalse(self.path.exists())
-
-    def test_other_picture(self):
-        for name in 'map.jpg', 'map':
-            _, errors = self.measure(*self.TWO, '--heat-map', name, code=2)
-            self.assertIn(f"--heat-map: '{name}' does not end in .svg or "
-                          '.png', errors)
-        self.assertFalse(self.path.exists())
 
     def test_ctrl_c(self):
         """Ctrl-C ends the applications and keeps what was measured."""

@@ -16,8 +16,6 @@ from cyborg_gpu_driver.interference import process
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base as host_base
 
-_PAGE = os.sysconf('SC_PAGE_SIZE')
-
 
 class ProcTest(base.BaseTestCase):
     """A temporary directory in place of /proc."""
@@ -37,13 +35,6 @@ class ProcTest(base.BaseTestCase):
         self.write('11/task/11/children', '14 ')
         self.assertEqual({10, 11, 12, 13, 14},
                          process.tree(10, str(self.root)))
-
-    def test_resident(self):
-        self.write('10/statm', '900 3 1 1 0 1 0\n')
-        self.write('11/statm', '800 4 1 1 0 1 0\n')
-        self.write('12/statm', '')
-        self.assertEqual(7 * _PAGE, process.resident(
-            {10, 11, 12, 13}, str(self.root)))
 
     def test_kills_of_the_machine(self):
         self.write('vmstat', 'nr_free_pages 5\noom_kill 3\n')
@@ -74,15 +65,7 @@ class PeakTest(base.BaseTestCase):
 
         with process.Peak(os.getpid(), used) as peak:
             self.assertTrue(seen.wait(scope.HANG))
-        self.assertEqual(6, peak.gpu_memory_mib)
-        self.assertGreater(peak.memory_mib, 5)
-
-    def test_what_is_inherited_does_not_count(self):
-        peak = process.Peak(os.getpid(), lambda _pids: None)
-        peak.add(1 << 20)
-        self.assertEqual((0, None), (peak.memory_mib, peak.gpu_memory_mib))
-        peak.add(1 << 50)
-        self.assertEqual(1 << 30, peak.memory_mib)
+        self.assertEqual((5 << 20) + 1, peak.bytes)
 
 
 class GpuMemoryTest(host_base.SimulatedTestCase):

@@ -69,17 +69,20 @@ class WaysTest(base.BaseTestCase):
     lammps, gromacs, training, assembly = jobs = (
         Job('lammps', 3060, 8300), Job('gromacs', 2080, 600),
         Job('training', 83, 3500), Job('assembly', 800, 5300))
-    predictor = prediction.Predictor({}, memory_mib=12000)
+
+    def placed(self, name, jobs, gpus, memory_mib=None):
+        return {plan.name: plan.groups for plan in prediction.compare(
+            jobs, gpus, prediction.Predictor({}, memory_mib))}[name]
 
     def test_pack(self):
         self.assertEqual(
             ((self.lammps, self.training), (self.lammps, self.training),
              (self.assembly, self.assembly, self.gromacs, self.gromacs), ()),
-            prediction.pack(self.jobs * 2, 4, self.predictor))
+            self.placed('pack', self.jobs * 2, 4, 12000))
 
     def test_spread(self):
         five, four, three, two = jobs = [
             Job('a', seconds) for seconds in (5, 4, 3, 2)]
         self.assertEqual(
             ((five, two), (four, three)),
-            prediction.spread(jobs, 2, prediction.Predictor({})))
+            self.placed('spread', jobs, 2))

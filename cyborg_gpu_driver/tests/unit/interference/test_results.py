@@ -23,7 +23,7 @@ def measured():
     """Return the results of two applications, with several outcomes."""
     return results.Results(
         [applications.Application(name, ('true',)) for name in 'ab'], 3, 0, {
-            ('a', None): Runs(seconds=(1.0, 9.0, 2.0), memory_mib=5),
+            ('a', None): Runs(seconds=(1.0, 9.0, 2.0)),
             ('b', None): Runs(seconds=(4.0,), gpu_memory_mib=7),
             ('a', 'a'): Runs(seconds=(3.0,)),
             ('a', 'b'): Runs(Outcome.OUT_OF_MEMORY, problem='exit code 2'),
