@@ -9,9 +9,7 @@ import dataclasses
 import functools
 import math
 import os
-import sys
 from collections.abc import Callable
-from collections.abc import Iterable
 from typing import Any
 
 from cyborg_gpu_driver import exception
@@ -30,7 +28,6 @@ COLUMNS = ('Application', 'Beside', 'Slowdown', 'Seconds', 'GPU MiB',
 BRIEF = COLUMNS[:-1]
 REPEATS_MAX = 1000
 _NEVER = 'does not fit'
-_CLEAR = '\r\033[K'
 _TIMEOUT = 3600.0
 _NOISE = 0.9
 """Slowdowns below this value are measurement errors."""
@@ -43,26 +40,16 @@ _JOBS_MAX = 200
 Row = tuple[Any, ...]
 
 
-def number(least: int, most: int) -> Callable[[str], int]:
+def _number(least: int, most: int) -> Callable[[str], int]:
     """Return the argparse type of an option that is a whole number."""
     def read(text: str) -> int:
-        try:
-            if least <= int(text) <= most:
-                return int(text)
-        except ValueError:
-            pass
+        if (text.isascii() and text.isdigit() and len(text) < 10
+                and least <= int(text) <= most):
+            return int(text)
         raise argparse.ArgumentTypeError(
             f'{text!r} is not a whole number from {least} to {most}')
 
     return read
-
-
-def read(path: str) -> results.Results:
-    """Read the results from a file, or from standard input (``-``).
-
-    :raises GpuDriverError: with the file and what was expected.
-    """
-    return results.parse(*output.read_text(path))
 
 
 def rows(found: results.Results) -> list[Row]:
@@ -90,23 +77,13 @@ def _row(found, slowdowns, name, beside):
         runs.gpu_memory_mib)), outcome, problem)
 
 
-def predictor(found: results.Results, memory_mib: int | None
-              ) -> prediction.Predictor:
-    """Return a predictor that uses the slowdowns of a file."""
-    return prediction.Predictor(found.slowdowns(), memory_mib)
-
-
-def jobs(found: results.Results, texts: Iterable[str],
-         memory_mib: int | None) -> list[prediction.Job]:
-    """Return the jobs that the operator named.
+def _job(found: results.Results, text: str, memory_mib: int | None
+         ) -> prediction.Job:
+    """Return the job that the operator named.
 
     :param memory_mib: the memory of a GPU; None to ignore memory.
     :raises InvalidValue: with the argument and what was expected.
     """
-    return [_job(found, text, memory_mib) for text in texts]
-
-
-def _job(found, text, memory_mib):
     name, equals, seconds = text.partition('=')
     invalid = functools.partial(exception.InvalidValue, what='application',
                                 value=text)
@@ -120,63 +97,21 @@ def _job(found, text, memory_mib):
     if memory_mib is not None and runs.gpu_memory_mib is None:
         raise invalid(expected='the file does not say how much memory of a '
                                'GPU it needs; leave --memory out')
-    return prediction.Job(
-        name, _seconds(seconds, invalid) if equals
-        else _alone(runs, invalid), runs.gpu_memory_mib)
-
-
-def _seconds(text, invalid):
     try:
-        found = float(text)
+        alone = float(seconds) if equals else runs.median
     except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise invalid(expected='expected NAME=SECONDS with a positive number')
-    return found
-
-
-def _alone(runs, invalid):
-    if runs.median is None:
+        alone = math.nan
+    if alone is None:
         raise invalid(expected='the file does not have its run time alone; '
                                'write it as NAME=SECONDS')
-    return runs.median
+    if not 0 < alone < math.inf:
+        raise invalid(expected='expected NAME=SECONDS with a positive number')
+    return prediction.Job(name, alone, runs.gpu_memory_mib)
 
 
-def rounded(value: float) -> float | None:
-    """Round a time or a slowdown for display; None if it is infinite."""
-    return None if math.isinf(value) else round(value, 3)
-
-
-def shown(value: float) -> output.Optional:
+def _shown(value: float) -> output.Optional:
     """Return the column value of a time or a slowdown."""
-    return output.Optional(rounded(value))
-
-
-def outcome(value: float) -> str:
-    """Return whether the applications fit, from a predicted value."""
-    return _NEVER if math.isinf(value) else 'fits'
-
-
-def say_step(done: int, total: int, step: results.Step) -> None:
-    """Print the progress of a measurement.
-
-    On a terminal, one line is updated. Otherwise each step has a line.
-
-    :param done: the number of steps before this one, of ``total``.
-    """
-    name, beside = step
-    text = (f'{done} of {total} measured, now {name} '
-            + ('alone' if beside is None else f'beside {beside}'))
-    if sys.stderr.isatty():
-        print(f'{_CLEAR}{text}', end='', file=sys.stderr, flush=True)
-    else:
-        output.say(text)
-
-
-def clear_line() -> None:
-    """Remove the progress line from the terminal."""
-    if sys.stderr.isatty():
-        print(_CLEAR, end='', file=sys.stderr, flush=True)
+    return output.Optional(None if math.isinf(value) else round(value, 3))
 
 
 def add_options(parser: argparse.ArgumentParser,
@@ -203,12 +138,12 @@ def add_options(parser: argparse.ArgumentParser,
              'results')
     parser.add_argument(
         '--repeats', metavar='NUMBER', default=3,
-        type=number(1, most),
+        type=_number(1, most),
         help='measured runs of each step; the median counts (default: '
              '%(default)s)')
     parser.add_argument(
         '--warmups', metavar='NUMBER', default=1,
-        type=number(0, most),
+        type=_number(0, most),
         help='runs of each step before the measured ones; their times do not '
              'count (default: %(default)s)')
     parser.add_argument(
@@ -217,7 +152,7 @@ def add_options(parser: argparse.ArgumentParser,
         help='how long each run may take (default: 3600)')
     parser.add_argument(
         '--oom-exit-code', metavar='CODE', action='append', default=[],
-        type=number(1, apps.EXIT_CODE_MAX),
+        type=_number(1, apps.EXIT_CODE_MAX),
         help='exit code of a command that ran out of memory; may be '
              'repeated')
 
@@ -250,18 +185,30 @@ def measure(found: results.Results, parsed_args: argparse.Namespace,
     :raises GpuDriverError: as :func:`.measuring.measure` and the runner.
     """
     total = len(found.steps())
+
+    def say(step: results.Step) -> None:
+        name, beside = step
+        output.say(f'{total - len(found.open_steps())} of {total} measured, '
+                   f'now {name} '
+                   + ('alone' if beside is None else f'beside {beside}'))
+
     try:
         with process.Endings() as endings:
-            measuring.measure(
-                found, runner(endings), parsed_args.output,
-                lambda step: say_step(
-                    total - len(found.open_steps()), total, step))
+            measuring.measure(found, runner(endings), parsed_args.output, say)
     except BaseException:
-        clear_line()
-        _say_kept(found, total, parsed_args.output)
+        done = total - len(found.open_steps())
+        if done:
+            output.say(f'{done} of {total} steps are in {parsed_args.output}; '
+                       'the same command continues from there.')
         raise
-    clear_line()
-    _say_noise(found)
+    # No application runs faster beside another one.
+    odd = sum(value is not None and value < _NOISE
+              for row in found.slowdowns().values()
+              for value in row.values())
+    if odd:
+        output.say(f'{odd} slowdowns are below {_NOISE}: the runs were too '
+                   'short, or the machine did other work. Measure again '
+                   'with --force.')
     if found.open_steps():
         output.say('Some pairs failed. They count as not measured; the '
                    'same command tries them again.')
@@ -278,26 +225,6 @@ def _applications(parsed_args):
             what='--application', value='',
             expected='name the applications with --application or --file')
     return apps.checked(found, frozenset(parsed_args.oom_exit_code))
-
-
-def _say_noise(found):
-    """Warn of impossible slowdowns: no application runs faster beside
-    another one.
-    """
-    odd = sum(value is not None and value < _NOISE
-              for row in found.slowdowns().values()
-              for value in row.values())
-    if odd:
-        output.say(f'{odd} slowdowns are below {_NOISE}: the runs were too '
-                   'short, or the machine did other work. Measure again '
-                   'with --force.')
-
-
-def _say_kept(found, total, path):
-    done = total - len(found.open_steps())
-    if done:
-        output.say(f'{done} of {total} steps are in {path}; the same '
-                   'command continues from there.')
 
 
 class MeasureInterference(output.Lister):
@@ -371,18 +298,18 @@ class PredictInterference(output.Lister):
                  'as [gpu_weigher] interference_file names it; - is standard '
                  'input (default: %(default)s)')
         parser.add_argument(
-            '--memory', metavar='MIB', type=number(1, 1 << 30),
+            '--memory', metavar='MIB', type=_number(1, 1 << 30),
             help='memory of each GPU or slice; applications that need more '
                  'together do not fit (default: only pairs that ran out of '
                  'memory do not fit)')
         parser.add_argument(
-            '--gpus', metavar='NUMBER', type=number(1, _GPUS_MAX),
+            '--gpus', metavar='NUMBER', type=_number(1, _GPUS_MAX),
             help='place the applications on this number of GPUs, or of slices '
                  'of one size (default: all run on one GPU)')
         return parser
 
     def take_action(self, parsed_args):
-        found = read(parsed_args.file)
+        found = results.parse(*output.read_text(parsed_args.file))
         if not parsed_args.application:
             self.brief = BRIEF
             return COLUMNS, rows(found)
@@ -391,18 +318,19 @@ class PredictInterference(output.Lister):
                 what='number of applications',
                 value=len(parsed_args.application),
                 expected=f'expected at most {_JOBS_MAX}')
-        wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
-        predicted = predictor(found, parsed_args.memory)
+        wanted_jobs = [_job(found, text, parsed_args.memory)
+                       for text in parsed_args.application]
+        predicted = prediction.Predictor(found.slowdowns(),
+                                         parsed_args.memory)
         if parsed_args.gpus is not None:
             return _PLANNED, _plans(wanted_jobs, parsed_args.gpus, predicted)
         ends = predicted.ends(wanted_jobs)
         output.say('They do not fit together on one GPU.'
-                   if rounded(max(ends)) is None
+                   if math.isinf(max(ends))
                    else f'All have ended after {max(ends):.1f} s.')
         return _PREDICTED, [
-            (job.application, round(job.seconds, 3),
-             shown(slowdown), shown(end),
-             outcome(end))
+            (job.application, round(job.seconds, 3), _shown(slowdown),
+             _shown(end), _NEVER if math.isinf(end) else 'fits')
             for job, slowdown, end in zip(
                 wanted_jobs, predicted.slowdowns(wanted_jobs), ends,
                 strict=True)]
@@ -411,9 +339,9 @@ class PredictInterference(output.Lister):
 def _plans(wanted_jobs: list[prediction.Job], gpus: int,
            predicted: prediction.Predictor) -> list[Row]:
     plans = prediction.compare(wanted_jobs, gpus, predicted)
-    if rounded(plans[0].makespan) is None:
+    if math.isinf(plans[0].makespan):
         output.say('No placement that fits was found.')
     return [(plan.name, index,
              output.Names([job.application for job in group]),
-             shown(predicted.makespan(group)), shown(plan.makespan))
+             _shown(predicted.makespan(group)), _shown(plan.makespan))
             for plan in plans for index, group in enumerate(plan.groups)]
