@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import threading
@@ -301,8 +302,9 @@ class Doctor(output.Lister):
     def run(self, parsed_args):
         if parsed_args.peer_facts:
             machine = self.app.machine
-            self.app.stdout.write(migration.describe(
-                gather(machine, parsed_args), machine.hostname).dump())
+            self.app.stdout.write(json.dumps(migration.describe(
+                _gathered(machine, parsed_args), machine.hostname),
+                indent=2) + '\n')
             return 0
         return super().run(parsed_args)
 
@@ -434,9 +436,9 @@ class _Node(context.Machine):
 
 
 def _installation(machine: context.Machine, parsed_args: argparse.Namespace,
-                  peers: Iterable[migration.Peer]
+                  peers: Iterable[migration.Document]
                   ) -> Iterator[finding.Finding]:
-    facts = gather(machine, parsed_args)
+    facts = _gathered(machine, parsed_args)
     if not machine.conf.gpu.simulate:
         facts = _with_machine(facts, machine.conf)
     yield from of_checks(facts)
@@ -444,7 +446,7 @@ def _installation(machine: context.Machine, parsed_args: argparse.Namespace,
         yield found.named('live-migration')
 
 
-def gather(machine: context.Machine, parsed_args: argparse.Namespace
+def _gathered(machine: context.Machine, parsed_args: argparse.Namespace
            ) -> facts_module.Facts:
     """Return the facts about the GPUs and the configuration files."""
     conf, host = machine.conf, machine.host

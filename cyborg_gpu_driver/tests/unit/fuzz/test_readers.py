@@ -72,9 +72,10 @@ _DEVICE_SPECS = strategies.one_of(
             '{"address": {"bus": "a{99999999999}"}}', '{"address": "' +
             '(' * 500 + '"}', '{"address": {"bus": "' + '(' * 500 + '"}}',
             '{"vendor_id": "' + '1' * 5000 + '"}', '%(x)s', 'a\n b')))
-_PEER = migration.Peer('gpu2', '580.65.06', (migration.Gpu(
-    '0000:16:00.0', 'NVIDIA L40S', ('L40S-12Q',), False, False, True, True,
-    '26B9185100000003'),))
+_PEER = {'version': 1, 'host': 'gpu2', 'driver': '580.65.06', 'gpus': [{
+    'address': '0000:16:00.0', 'model': 'NVIDIA L40S', 'types': ['L40S-12Q'],
+    'mig': False, 'mixed_sizes': False, 'ecc': True, 'supported': True,
+    'metadata': '26B9185100000003'}]}
 _PLACE = {'start': 4, 'size': 2}
 _CLAIMS = [{
     'handle': str(uuid.UUID(int=number)), 'gpu': _GPU,
@@ -166,8 +167,7 @@ def _peer(test, content, data):
             lambda path: migration.parse(*output.read_text(path)),
             _put(test, 'peer.json', written))
         if found is not None:
-            test.assertEqual(json.loads(written), json.loads(found.dump()))
-            test.assertTrue(found.host.isprintable())
+            test.assertTrue(found['host'].isprintable())
 
 
 def _damaged_files(test, data):
@@ -249,8 +249,8 @@ ROWS = {
     'nova.conf': (60, _nova, (base.damaged(
         b'[pci]\nreport_in_placement = true\ndevice_spec = {"vendor_id": '
         b'"10de"}\n[devices]\nenabled_mdev_types = nvidia-1\n'),)),
-    'peer': (100, _peer, (base.mutated(json.loads(_PEER.dump())),
-                          base.damaged(_PEER.dump().encode()))),
+    'peer': (100, _peer, (base.mutated(_PEER), base.damaged(
+        json.dumps(_PEER).encode()))),
     'words': (300, _plain(checks.words), (strategies.one_of(
         base.TEXTS, strategies.text(
             alphabet='0123456789abcdefgABCQ.:-+_')),)),
@@ -276,7 +276,7 @@ EXAMPLES = (
     ('nova.conf', b'[devices]\nenabled_mdev_types = '
                   b'$devices.enabled_mdev_types\n[pci]\n'
                   b'report_in_placement = maybe\n'),
-    ('peer', json.loads(_PEER.dump()), b'[' * 100000),
+    ('peer', _PEER, b'[' * 100000),
     ('record', {'change': {**_RECORD['change'], 'at': math.inf}}),
     ('record', {'health': {'conditions': [
         {'code': 'XID_79', 'first': 10 ** 400, 'last': math.nan}]}}),
