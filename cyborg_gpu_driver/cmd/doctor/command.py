@@ -482,8 +482,7 @@ def _with_machine(facts: facts_module.Facts, conf) -> facts_module.Facts:
     if facts.cyborg is None:
         return facts
     return dataclasses.replace(facts, placement=placement.ask(
-        lambda: placement.client(list(validation.files(conf))),
-        rules_cyborg.names(facts)))
+        conf, rules_cyborg.names(facts)))
 
 
 def _cyborg(conf) -> dict[str, Any]:

@@ -1,34 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Queries to Placement, made in the same way as cyborg-agent makes them."""
+"""Queries to Placement, with the credentials of cyborg-agent."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import re
 import urllib.parse
-from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Sequence
-from typing import Any
 
 from keystoneauth1 import exceptions
 from oslo_config import cfg
-from oslo_utils import importutils
 from oslo_utils import strutils
 
-_TIMEOUT = 30
-"""Seconds to wait for one answer if ``cyborg.conf`` sets no timeout."""
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import placement_client
+
 _USER_IN_URL = re.compile('//[^/@ ]*@')
+_VERSION = '1.0'
+"""Placement's first microversion can find a provider by its name."""
 
 _ADVICE = (
-    (cfg.RequiredOptError,
-     'Set the missing credentials in [placement] of cyborg.conf'),
-    (exceptions.AuthPluginException,
-     'Set auth_type and the options that it needs in [placement] of '
-     'cyborg.conf'),
     (exceptions.Unauthorized,
      'Correct username, password, project and domains in [placement] of '
      'cyborg.conf'),
@@ -44,7 +37,11 @@ _ADVICE = (
     (exceptions.ConnectionError,
      'Check that this host can reach this address. It comes from auth_url in '
      '[placement] of cyborg.conf or from the service catalogue'),
+    ((exception.CloudError, exceptions.AuthPluginException, cfg.Error),
+     'Set auth_type and the options that it needs in [placement] of '
+     'cyborg.conf'),
 )
+"""By the cause of the error."""
 _OTHERWISE = 'Correct [placement] in cyborg.conf, then check Placement'
 _STATUS = {
     401: 'Placement rejects the token: check [keystone_authtoken] in '
@@ -67,68 +64,41 @@ class Answer:
     advice: str = ''
 
 
-def client(files: Sequence[str]) -> Any:
-    """Return Cyborg's Placement client with the agent's configuration.
-
-    :param files: the files of ``cyborg.conf``.
-    :raises ImportError: if this Cyborg has no Placement client.
-    """
-    module = importutils.import_module('cyborg.common.placement_client')
-    conf = importutils.import_module('cyborg.conf').CONF
-    conf([], project='cyborg', default_config_files=list(files),
-         default_config_dirs=[])
-    if conf.placement.timeout is None:
-        conf.set_override('timeout', _TIMEOUT, group='placement')
-    return module.PlacementClient()
-
-
-def ask(make_client: Callable[[], Any], names: Collection[str]) -> Answer:
+def ask(conf: cfg.ConfigOpts, names: Collection[str]) -> Answer:
     """Query which names have a provider.
 
     Never raises, because Keystone and Placement can fail in any way.
 
-    :param make_client: creates the client; see :func:`client`.
-    :param names: the names to look for.
+    :param conf: cyborg.conf.
     """
-    try:
-        with _silence():
-            return _ask(make_client(), names)
-    except Exception as error:
-        return _failed(error)
-
-
-def _ask(asked: Any, names: Collection[str]) -> Answer:
-    found = set()
-    for name in sorted(names):
-        response = asked.get('/resource_providers?name='
-                             + urllib.parse.quote(name, safe=''))
-        if response.status_code != 200:
-            return _refused(response.status_code)
-        if response.json()['resource_providers']:
-            found.add(name)
-    return Answer(frozenset(found))
-
-
-@contextlib.contextmanager
-def _silence():
-    """Disable logging: keystoneauth logs URLs that may have a password."""
     before = logging.root.manager.disable
+    # keystoneauth logs URLs that may have a password.
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        return _ask(placement_client.Placement(conf), names)
+    except Exception as error:
+        advice = next((advice for kind, advice in _ADVICE
+                       if isinstance(error.__cause__ or error, kind)),
+                      _OTHERWISE)
+        said = _USER_IN_URL.sub('//***@', strutils.mask_password(str(error)))
+        return Answer(problem='Placement cannot be queried: '
+                      f'{type(error).__name__}: {said}'.rstrip(': '),
+                      advice=advice)
     finally:
         logging.disable(before)
 
 
-def _refused(code):
-    return Answer(problem=f'Placement answers with HTTP {code}',
-                  advice=_STATUS.get(code, _OTHERWISE))
-
-
-def _failed(error):
-    advice = next((advice for kind, advice in _ADVICE
-                   if isinstance(error, kind)), _OTHERWISE)
-    said = _USER_IN_URL.sub('//***@', strutils.mask_password(str(error)))
-    return Answer(problem='Placement cannot be queried: '
-                  f'{type(error).__name__}: {said}'.rstrip(': '),
-                  advice=advice)
+def _ask(client: placement_client.Placement, names: Collection[str]
+         ) -> Answer:
+    found = set()
+    for name in sorted(names):
+        response = client.get('/resource_providers?name='
+                              + urllib.parse.quote(name, safe=''), _VERSION)
+        if response.status_code != 200:
+            return Answer(
+                problem='Placement answers with HTTP '
+                        f'{response.status_code}',
+                advice=_STATUS.get(response.status_code, _OTHERWISE))
+        if response.json()['resource_providers']:
+            found.add(name)
+    return Answer(frozenset(found))

@@ -9,7 +9,6 @@ import dataclasses
 import json
 
 import fixtures
-from cyborg import conf
 
 from cyborg_gpu_driver.cmd.doctor import command as doctor
 from cyborg_gpu_driver.cmd.doctor import facts
@@ -153,7 +152,6 @@ class MachineTest(CheckCase):
         return self.check(code, *self.nova(TOKEN), *arguments, simulate=())
 
     def test_the_machine_and_placement(self):
-        self.addCleanup(conf.CONF.reset)
         rows = self.real(1, 'auth_type = nosuch')
         ((severity, message),) = self.of(rows, 'placement')
         self.assertEqual('error', severity)
