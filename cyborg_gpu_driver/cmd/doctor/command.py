@@ -42,7 +42,6 @@ from cyborg_gpu_driver.host.fabric import reader as fabric_reader
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import health as partition_health
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import health
@@ -447,9 +446,13 @@ def _installation(machine: context.Machine, parsed_args: argparse.Namespace,
 
 
 def _gathered(machine: context.Machine, parsed_args: argparse.Namespace
-           ) -> facts_module.Facts:
+              ) -> facts_module.Facts:
     """Return the facts about the GPUs and the configuration files."""
     conf, host = machine.conf, machine.host
+    placement_files = parsed_args.placement_config_file or []
+    if not placement_files and not conf.gpu.simulate:
+        placement_files = [path for path in validation.files_of(
+            'placement', 'placement-api') if os.access(path, os.R_OK)]
     return facts_module.Facts(
         host, machine.settings, remembered=nova.remembered(machine),
         by_role={gpu.address: machine.situation(gpu).by_role
@@ -458,18 +461,22 @@ def _gathered(machine: context.Machine, parsed_args: argparse.Namespace
         migrations=migration_reader.read(machine.platform, host),
         providers=len(machine.providers),
         state_path=gpu_conf.state_path(conf),
-        sriov_manage=platform.SRIOV_MANAGE, mdevctl=platform.MDEVCTL,
-        **_cyborg(conf),
-        **_nova(parsed_args.nova_config_file
-                or validation.files_of('nova', 'nova-compute')),
-        **_placement(_placement_files(parsed_args, conf)))
+        **_read('cyborg', list(validation.files(conf)),
+                lambda _files: facts_module.cyborg(conf),
+                'no cyborg.conf was found'),
+        **_read('nova', parsed_args.nova_config_file
+                or validation.files_of('nova', 'nova-compute'),
+                facts_module.nova, 'no nova.conf was found'),
+        **_read('placement_conf', placement_files, facts_module.placement))
 
 
-def _placement_files(parsed_args, conf) -> list[str]:
-    if parsed_args.placement_config_file or conf.gpu.simulate:
-        return parsed_args.placement_config_file or []
-    return [path for path in validation.files_of('placement', 'placement-api')
-            if os.access(path, os.R_OK)]
+def _read(name: str, files: list[str], read: Callable[[list[str]], Any],
+          missing: str = '') -> dict[str, Any]:
+    """Return the fact that a service's files give, or why it is missing."""
+    try:
+        return {name: read(files)} if files else {f'{name}_problem': missing}
+    except exception.InvalidValue as error:
+        return {f'{name}_problem': str(error)}
 
 
 def _with_machine(facts: facts_module.Facts, conf) -> facts_module.Facts:
@@ -483,32 +490,3 @@ def _with_machine(facts: facts_module.Facts, conf) -> facts_module.Facts:
         return facts
     return dataclasses.replace(facts, placement=placement.ask(
         conf, rules_cyborg.names(facts)))
-
-
-def _cyborg(conf) -> dict[str, Any]:
-    if not any(validation.files(conf)):
-        return {'cyborg_problem': 'no cyborg.conf was found'}
-    try:
-        return {'cyborg': facts_module.cyborg(conf)}
-    except exception.InvalidValue as error:
-        return {'cyborg_problem': str(error)}
-
-
-def _nova(files: list[str]) -> dict[str, Any]:
-    if not files:
-        return {'nova_problem': 'no nova.conf was found'}
-    try:
-        return {'nova': conf_file.read(files),
-                'nova_services': facts_module.nova(files)}
-    except exception.InvalidValue as error:
-        return {'nova_problem': str(error)}
-
-
-def _placement(files: list[str]) -> dict[str, Any]:
-    """Return the options of placement.conf, if this host has the file."""
-    if not files:
-        return {}
-    try:
-        return {'placement_conf': facts_module.placement(files)}
-    except exception.InvalidValue as error:
-        return {'placement_conf_problem': str(error)}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import glob
@@ -289,14 +290,40 @@ class Cyborg:
 
 @dataclasses.dataclass(frozen=True)
 class Nova:
-    """Options of ``nova.conf`` other than PCI devices and mdevs."""
+    """Options of ``nova.conf``."""
 
+    assigned: conf_file.NovaConf
+    """Its PCI devices and mdevs."""
     sends_service_token: bool = False
     has_service_user: bool = False
     """Whether ``[service_user]`` has credentials."""
     resumes_guests: bool = False
     unified_limits: bool = False
     """Whether ``[quota] driver`` uses Keystone's unified limits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Options of ``placement.conf`` for concurrent requests."""
+
+    randomizes: bool
+    """Whether allocation candidates have a random order."""
+    tries: int
+    """How often Placement tries a claim that loses races."""
+
+
+@contextlib.contextmanager
+def _read(what: str, paths: Sequence[str]) -> Iterator[None]:
+    """Report an option or a file that cannot be read.
+
+    :raises InvalidValue: with the files.
+    """
+    try:
+        yield
+    except (cfg.Error, OSError, ValueError) as error:
+        raise exception.InvalidValue(
+            what=what, value=', '.join(paths),
+            expected=f'expected files of oslo.config: {error}') from error
 
 
 def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
@@ -320,7 +347,7 @@ def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
     conf.register_opts(_CREDENTIALS, group='placement')
     conf.register_opt(cfg.StrOpt('helper_command'),
                       group='cyborg_gpu_privileged')
-    try:
+    with _read('cyborg.conf', list(validation.files(conf))):
         return Cyborg(
             host=conf.host, provider_name=conf.agent.resource_provider_name,
             enabled_drivers=tuple(conf.agent.enabled_drivers),
@@ -329,9 +356,6 @@ def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
             has_placement_user=_has_user(conf.placement),
             helper_command=conf.cyborg_gpu_privileged.helper_command,
             api=(conf.api.host_ip, conf.api.port))
-    except (cfg.Error, ValueError) as error:
-        raise _invalid('cyborg.conf', list(validation.files(conf)),
-                       error) from error
 
 
 def nova(paths: Sequence[str]) -> Nova:
@@ -350,59 +374,37 @@ def nova(paths: Sequence[str]) -> Nova:
     conf.register_opt(cfg.BoolOpt('resume_guests_state_on_host_boot',
                                   default=False))
     conf.register_opt(cfg.StrOpt('driver', default=''), group='quota')
-    try:
+    with _read('nova.conf', paths):
         conf([], project='nova', default_config_files=list(paths),
              default_config_dirs=[])
         return Nova(
+            conf_file.read(paths),
             sends_service_token=conf.service_user.send_service_user_token,
             has_service_user=_has_user(conf.service_user),
             resumes_guests=conf.resume_guests_state_on_host_boot,
             unified_limits=conf.quota.driver == _UNIFIED_LIMITS)
-    except (cfg.Error, OSError, ValueError) as error:
-        raise _invalid('nova.conf', paths, error) from error
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Options of ``placement.conf`` for concurrent requests."""
-
-    randomizes: bool
-    """Whether allocation candidates have a random order."""
-    tries: int
-    """How often Placement tries a claim that loses races."""
 
 
 def placement(paths: Sequence[str]) -> Placement:
     """Read ``placement.conf``.
 
     Names and defaults are those of placement/conf/placement.py (Placement
-    16).
-
-    :param paths: the files; a later file overrides an earlier one.
-    :raises InvalidValue: if a file or an option cannot be read.
+    16). The parameter and the exception are those of :func:`nova`.
     """
     conf = cfg.ConfigOpts()
     conf.register_opts([
         cfg.BoolOpt('randomize_allocation_candidates', default=False),
         cfg.IntOpt('allocation_conflict_retry_count', default=10)],
         group='placement')
-    try:
+    with _read('placement.conf', paths):
         conf([], project='placement', default_config_files=list(paths),
              default_config_dirs=[])
         return Placement(conf.placement.randomize_allocation_candidates,
                          conf.placement.allocation_conflict_retry_count)
-    except (cfg.Error, OSError, ValueError) as error:
-        raise _invalid('placement.conf', paths, error) from error
 
 
 def _has_user(group):
     return bool(group.auth_type or group.auth_section)
-
-
-def _invalid(what, paths, error):
-    return exception.InvalidValue(
-        what=what, value=', '.join(paths),
-        expected=f'expected files of oslo.config: {error}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,12 +421,8 @@ class Facts:
     cyborg: Cyborg | None = None
     cyborg_problem: str = ''
     """Why ``cyborg`` is None."""
-    nova: conf_file.NovaConf | None = None
-    """The PCI devices and mdevs that ``nova.conf`` configures."""
-    nova_services: Nova | None = None
-    """The other options of ``nova.conf``; None if ``nova`` is None."""
+    nova: Nova | None = None
     nova_problem: str = ''
-    """Why ``nova`` and ``nova_services`` are None."""
     remembered: Mapping[model.PciAddress, str] = dataclasses.field(
         default_factory=dict)
     """The fixed vGPUs that virtual functions had before a reboot."""
@@ -432,9 +430,8 @@ class Facts:
     """None if the machine is simulated."""
     placement: placement_module.Answer | None = None
     placement_conf: Placement | None = None
-    """None if ``placement.conf`` was not read."""
+    """None if this host has no ``placement.conf`` that can be read."""
     placement_conf_problem: str = ''
-    """Why ``placement_conf`` is None."""
     by_role: Mapping[model.PciAddress, partition_roles.FactsByRole] = (
         dataclasses.field(default_factory=dict))
     """The facts about each GPU in mode auto, as read in each of its roles."""
@@ -447,10 +444,6 @@ class Facts:
     """How many resource providers the GPUs of this host have or would have."""
     state_path: str = ''
     """``[gpu] state_path``."""
-    sriov_manage: str = ''
-    """Path of NVIDIA's script."""
-    mdevctl: str = ''
-    """Name of the program."""
 
     def governed(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
         """The GPUs that are offered in some mode, with their policies."""

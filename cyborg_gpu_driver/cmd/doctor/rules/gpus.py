@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from cyborg_gpu_driver.cmd.doctor import facts as facts_module
 from cyborg_gpu_driver.cmd.doctor.rules import container
 from cyborg_gpu_driver.cmd.doctor.rules import finding
+from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
@@ -434,12 +435,12 @@ def way(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def sriov_manage(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether virtual functions can be created, also after a reboot."""
-    if facts.programs(facts.sriov_manage) is not False:
+    if facts.programs(platform.SRIOV_MANAGE) is not False:
         return
     for gpu, _ in facts.with_vgpus():
         if not gpu.sriov_totalvfs:
             continue
-        details = f'{facts.sriov_manage} cannot be run'
+        details = f'{platform.SRIOV_MANAGE} cannot be run'
         advice = "Install NVIDIA's vGPU host driver"
         if gpu.vfs:
             yield finding.warning(gpu.address, f'{details}: its virtual '
@@ -451,9 +452,9 @@ def sriov_manage(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 def mdevctl(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether libvirt can define and start mdevs."""
     mdevs = any(gpu.framework in _MDEV for gpu, _ in facts.with_vgpus())
-    if mdevs and facts.programs(facts.mdevctl) is False:
+    if mdevs and facts.programs(platform.MDEVCTL) is False:
         yield finding.warning(
-            None, f'{facts.mdevctl} cannot be run: libvirt defines and '
+            None, f'{platform.MDEVCTL} cannot be run: libvirt defines and '
             'starts mdevs with it', 'Install the package mdevctl')
 
 

@@ -40,7 +40,7 @@ def _left(facts, nova_has):
 
     :param nova_has: the GPUs with the fixed vGPUs of their functions.
     """
-    in_placement = facts.nova.report_in_placement
+    in_placement = facts.nova.assigned.report_in_placement
     problem = pci_config.refusal(
         [item for _, assigned in nova_has for item in assigned],
         in_placement)
@@ -49,8 +49,8 @@ def _left(facts, nova_has):
             None, problem,
             'Change fixed_vgpus or nova.conf as the details say')
         return
-    if facts.nova.post_copy and any(
-            item.live_migratable for item in facts.nova.device_spec):
+    if facts.nova.assigned.post_copy and any(
+            item.live_migratable for item in facts.nova.assigned.device_spec):
         yield finding.error(
             None, f'[libvirt] {pci_config.POST_COPY} is true, and a '
             '[pci] device_spec says live_migratable: QEMU refuses post-copy '
@@ -128,14 +128,14 @@ def _functions(gpu):
 
 def _entry(facts, function):
     """Return the first entry that matches, which is the one Nova uses."""
-    return next((entry for entry in facts.nova.device_spec
+    return next((entry for entry in facts.nova.assigned.device_spec
                  if entry.matches(function)), None)
 
 
 def mdev_types(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova creates mdevs of its own beside Cyborg's."""
     assert facts.nova is not None
-    types = facts.nova.enabled_mdev_types
+    types = facts.nova.assigned.enabled_mdev_types
     if types and any(True for _ in facts.with_vgpus()):
         yield finding.error(
             None, f'Nova creates mdevs of {", ".join(types)} itself '
@@ -166,15 +166,15 @@ def release(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def service_token(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova sends Cyborg a service token to identify itself."""
-    assert facts.nova_services is not None
-    if not facts.nova_services.sends_service_token:
+    assert facts.nova is not None
+    if not facts.nova.sends_service_token:
         yield finding.error(
             None, 'Nova sends no service token: cyborg-api answers '
             'every bind with 403 (from 14.1.0, 15.0.1 and 16.0.1 on)',
             'Set [service_user] '
             'send_service_user_token = true in nova.conf of this host, of '
             'nova-conductor and of nova-api')
-    elif not facts.nova_services.has_service_user:
+    elif not facts.nova.has_service_user:
         yield finding.error(
             None, 'Nova has no user to get a service token for',
             'Set auth_type and the options that it needs in [service_user] of '
@@ -184,10 +184,10 @@ def service_token(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 def guests(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova starts servers by itself, without their accelerators."""
     assert facts.machine is not None
-    assert facts.nova_services is not None
+    assert facts.nova is not None
     bound = any(not fixed.is_left(gpu, governing)
                 for gpu, governing in facts.governed())
-    if not bound or not facts.nova_services.resumes_guests:
+    if not bound or not facts.nova.resumes_guests:
         return
     seen = facts.machine.running
     if not seen or set(seen.nova_commands) != {services.OURS}:
@@ -201,8 +201,8 @@ def guests(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 def quotas(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova counts the GPUs of device profiles against quotas."""
     assert facts.machine is not None
-    assert facts.nova_services is not None
-    if not facts.nova_services.unified_limits:
+    assert facts.nova is not None
+    if not facts.nova.unified_limits:
         return
     if facts.machine.quota_problem:
         yield finding.warning(

@@ -32,7 +32,7 @@ FIXED = policy.Policy('p', policy.Mode.VGPU, match_address=(FIRST,),
 OTHERS = policy.Policy('o', policy.Mode.OFF)
 ON_DEMAND = (policy.Policy('d', policy.Mode.VGPU, match_address=(FIRST,),
                            vgpu_types=('L40S-12Q',)), OTHERS)
-SENDS = facts.Nova(True, True)
+SENDS = {'sends_service_token': True, 'has_service_user': True}
 WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
 
 
@@ -47,13 +47,14 @@ class NovaCase(case.FindingCase):
             simulated=True)).snapshot()
 
     def facts(self, *specs, governing=(FIXED, OTHERS), in_placement=True,
-              mdev_types=(), nova=SENDS, commands=()):
+              mdev_types=(), nova=SENDS, commands=(), post_copy=False):
         return facts.Facts(
-            self.host, policies.Settings(governing), nova=conf_file.NovaConf(
+            self.host, policies.Settings(governing),
+            nova=facts.Nova(conf_file.NovaConf(
                 ('nova.conf',), pci_config.parse_device_spec(
                     [json.dumps(spec) for spec in specs]), in_placement,
-                mdev_types),
-            nova_services=nova, machine=facts.Machine(
+                mdev_types, post_copy), **nova),
+            machine=facts.Machine(
                 running=services.Running(frozenset(commands))))
 
     def lines(self, in_placement=True):
@@ -100,18 +101,13 @@ class LeftTest(NovaCase):
 
     def test_post_copy(self):
         lines = self.lines()
-        given = self.facts(*lines)
-        given = dataclasses.replace(given, nova=dataclasses.replace(
-            given.nova, post_copy=True))
-        self.none(rules_nova.pci_devices(given))
+        self.none(rules_nova.pci_devices(self.facts(*lines, post_copy=True)))
         for line in lines:
             line['live_migratable'] = 'yes'
-        given = self.facts(*lines)
-        self.none(rules_nova.pci_devices(given))
-        (found,) = rules_nova.pci_devices(dataclasses.replace(
-            given, nova=dataclasses.replace(given.nova, post_copy=True)))
-        self.assertEqual(finding.Severity.ERROR, found.severity)
-        self.assertIn('live_migration_permit_post_copy is true', found.message)
+        self.none(rules_nova.pci_devices(self.facts(*lines)))
+        self.check(finding.Severity.ERROR,
+                   'live_migration_permit_post_copy is true',
+                   rules_nova.pci_devices(self.facts(*lines, post_copy=True)))
 
     def saying(self, facts, supported):
         return dataclasses.replace(facts, migrations={
@@ -230,7 +226,7 @@ class ServiceTokenTest(NovaCase):
 
     def findings(self, **nova):
         return list(rules_nova.service_token(
-            self.facts(nova=facts.Nova(**nova))))
+            self.facts(nova=nova)))
 
     def test_no_token(self):
         self.check(finding.Severity.ERROR, 'send_service_user_token = true',
@@ -243,7 +239,7 @@ class ServiceTokenTest(NovaCase):
 
 class GuestsTest(NovaCase):
 
-    resumes = facts.Nova(resumes_guests=True)
+    resumes = {'resumes_guests': True}
 
     def findings(self, **more):
         return list(rules_nova.guests(self.facts(**more)))
@@ -274,7 +270,7 @@ class QuotasTest(NovaCase):
 
     def findings(self, unified=True, **machine_facts):
         return list(rules_nova.quotas(dataclasses.replace(
-            self.facts(nova=facts.Nova(unified_limits=unified)),
+            self.facts(nova={'unified_limits': unified}),
             machine=facts.Machine(**machine_facts))))
 
     def test_release_that_does_not_count(self):

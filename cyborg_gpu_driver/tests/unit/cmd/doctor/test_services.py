@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import fixtures
 from oslo_config import cfg
 from oslotest import base
@@ -59,13 +61,14 @@ class NovaTest(FileCase):
         return facts.nova([self.file(text) for text in texts])
 
     def test_later_file_counts(self):
-        self.assertEqual(
-            facts.Nova(True, True, True, True),
-            self.read('[service_user]\nsend_service_user_token = false\n'
-                      'auth_type = password\n',
-                      '[DEFAULT]\nresume_guests_state_on_host_boot = 1\n'
-                      '[quota]\ndriver = nova.quota.UnifiedLimitsDriver\n'
-                      '[service_user]\nsend_service_user_token = true\n'))
+        found = self.read(
+            '[service_user]\nsend_service_user_token = false\n'
+            'auth_type = password\n',
+            '[DEFAULT]\nresume_guests_state_on_host_boot = 1\n'
+            '[quota]\ndriver = nova.quota.UnifiedLimitsDriver\n'
+            '[service_user]\nsend_service_user_token = true\n')
+        self.assertEqual((True, True, True, True),
+                         dataclasses.astuple(found)[1:])
 
     def test_unreadable(self):
         self.assertRaises(exception.InvalidValue, facts.nova,

@@ -9,6 +9,7 @@ from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
@@ -41,8 +42,7 @@ class CheckCase(case.FindingCase):
             model.Host((gpu,), nova_unpatched=bool(
                 running and running.nova_unpatched)),
             policies.Settings((policy_,)), machine=facts.Machine(
-                kernel=kernel, programs=dict(programs), running=running),
-            sriov_manage='/x/sriov-manage', mdevctl='mdevctl')
+                kernel=kernel, programs=dict(programs), running=running))
 
 
 class WayTest(CheckCase):
@@ -72,10 +72,10 @@ class WayTest(CheckCase):
 
 class SriovManageTest(CheckCase):
 
-    absent = (('/x/sriov-manage', False),)
+    absent = ((platform.SRIOV_MANAGE, False),)
 
     def test_functions_cannot_be_made(self):
-        self.check(finding.Severity.ERROR, '/x/sriov-manage cannot be run',
+        self.check(finding.Severity.ERROR, 'sriov-manage cannot be run',
                    gpus.sriov_manage(self.facts(
                        vfs=(), programs=self.absent)))
 
@@ -84,7 +84,7 @@ class SriovManageTest(CheckCase):
                    gpus.sriov_manage(self.facts(programs=self.absent)))
 
     def test_nothing_to_say(self):
-        for found in (self.facts(programs=(('/x/sriov-manage', True),)),
+        for found in (self.facts(programs=((platform.SRIOV_MANAGE, True),)),
                       self.facts(),
                       self.facts(programs=self.absent, totalvfs=0),
                       self.facts(WHOLE, programs=self.absent)):
@@ -93,7 +93,7 @@ class SriovManageTest(CheckCase):
 
 class MdevctlTest(CheckCase):
 
-    absent = (('mdevctl', False),)
+    absent = ((platform.MDEVCTL, False),)
 
     def test_absent(self):
         for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
@@ -106,7 +106,8 @@ class MdevctlTest(CheckCase):
         for found in (
                 self.facts(programs=self.absent),
                 self.facts(WHOLE, mdev, programs=self.absent),
-                self.facts(framework=mdev, programs=(('mdevctl', True),))):
+                self.facts(framework=mdev,
+                           programs=((platform.MDEVCTL, True),))):
             self.assertEqual([], list(gpus.mdevctl(found)))
 
 
