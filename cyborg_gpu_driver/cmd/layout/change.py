@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.layout import read as layout
@@ -60,23 +58,13 @@ class CheckpointLayout(layout.LayoutCommand):
     are restored together with those.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        _add_checkpoint(parser)
-        return parser
-
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes(links=False)
         gpus = [gpu for gpu in machine.gpus
                 if not machine.ignores(gpu) and not condition.is_away(gpu)]
         saved = [machine.applier.saved(machine.current(gpu))
                  for gpu in machine.reachable(gpus)]
-        path = parsed_args.checkpoint_file
-        if path:
-            _check_directory(path)
-            apply.write_checkpoint(path, saved)
-        else:
-            apply.remember(machine.state_path, saved)
+        apply.remember(machine.state_path, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
                  'mig_enabled': item.layout.enabled,
                  'instances': len(item.layout.instances), 'error': None}
@@ -93,15 +81,11 @@ class RestoreLayout(layout.LayoutCommand):
     Exits 1 if a GPU could not be restored.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        _add_checkpoint(parser)
-        return parser
-
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes(links=False)
         machine.check_root()
-        saved = {item.gpu: item for item in _saved(parsed_args, machine)}
+        saved = {item.gpu: item
+                 for item in apply.remembered(machine.state_path)}
         # Skip a GPU that is bound to another driver and has no saved layout,
         # because it is for passthrough.
         gpus = [gpu for gpu in machine.gpus if not machine.ignores(gpu)
@@ -126,37 +110,6 @@ def _restored(machine, gpu, saved):
     except exception.GpuDriverError as error:
         outcome = apply.Outcome(gpu.address, apply.Status.FAILED, error)
     return {**_row(outcome), 'done': done}
-
-
-def _add_checkpoint(parser):
-    parser.add_argument(
-        '-f', '--checkpoint-file', metavar='FILE',
-        help='the file (default: the records of the GPUs in [gpu] '
-             'state_path)')
-
-
-def _check_directory(path):
-    """Refuse a mistyped path, which would create directories.
-
-    :raises InvalidValue: if there is no directory for the file.
-    """
-    directory = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(directory):
-        raise exception.InvalidValue(
-            what='--checkpoint-file', value=path,
-            expected=f'there is no directory {directory}')
-
-
-def _saved(parsed_args, machine):
-    """Return the layouts of the named file, or those that apply saved."""
-    file = parsed_args.checkpoint_file
-    if not file:
-        return apply.remembered(machine.state_path)
-    if not os.path.exists(file):
-        raise exception.InvalidValue(
-            what='--checkpoint-file', value=file,
-            expected='there is no such file')
-    return apply.read_checkpoint(file)
 
 
 def _row(outcome):

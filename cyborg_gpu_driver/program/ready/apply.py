@@ -12,7 +12,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import enum
-import os
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from collections.abc import Sequence
 
 from oslo_log import log as logging
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
@@ -30,7 +28,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
-from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -42,11 +39,7 @@ from cyborg_gpu_driver.record import store
 # (RmMIGBootConfigurationFeatureFlags and the keys above it in nvrm_registry.h
 # of NVIDIA's open kernel modules 565 to 595; off by default). So a restore
 # reads first which instances there are. A GPU's record keeps the layout that
-# an operator applied. The layouts can also be written to a file and read from
-# one.
-
-_KIND = 'cyborg-gpu checkpoint'
-_VERSION = 1
+# an operator applied.
 
 
 def saved(gpu: model.Gpu, record: gpu_record.GpuRecord, boot: str
@@ -86,28 +79,6 @@ def remember(state_path: str, layouts: Iterable[gpu_record.SavedLayout]
     by_gpu = {item.gpu: item for item in layouts}
     for address in {*by_gpu, *records.addresses()}:
         records.put(address, layout=by_gpu.get(address))
-
-
-def read_checkpoint(file: str) -> tuple[gpu_record.SavedLayout, ...]:
-    """The layouts of a checkpoint file; empty without a file.
-
-    :raises JournalError: if it cannot be read, or is another kind of file.
-    """
-    content = durable.read(file, _KIND, _VERSION)
-    try:
-        return tuple(codec.decode(gpu_record.SavedLayout, item)
-                     for item in content or ())
-    except (TypeError, ValueError) as error:
-        raise exception.JournalError(
-            path=file, reason=f'is damaged: {error!r}') from error
-
-
-def write_checkpoint(file: str, gpus: Iterable[gpu_record.SavedLayout]
-                     ) -> None:
-    """Write a checkpoint file of these GPUs, replacing an existing one."""
-    durable.write(os.path.abspath(file), _KIND, _VERSION, [
-        codec.encode(item)
-        for item in sorted(gpus, key=lambda item: item.gpu)])
 
 
 LOG = logging.getLogger(__name__)

@@ -150,7 +150,7 @@ class VgpuOrphans:
             number = ('' if now.instance_id is None
                       else f' {now.instance_id}')
             return (*left, f'the GPU instance{number} below it ("cyborg-gpu '
-                    'instance list" shows it)')
+                    'gpu show" shows it)')
 
     def _remove(self, found: Found) -> tuple[str, ...]:
         vgpu = spec.VgpuSpec(found.vgpu.function, found.vgpu.type_id,

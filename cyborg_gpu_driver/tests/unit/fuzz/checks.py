@@ -18,7 +18,6 @@ import posixpath
 import re
 import tempfile
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import prometheus
 from cyborg_gpu_driver.baremetal import first_boot
@@ -39,7 +38,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -282,16 +280,6 @@ def _parts(record):
                  record)
 
 
-def checkpoint_file(state_path):
-    """Read a checkpoint that an operator has written."""
-    path = os.path.join(state_path, 'a.json')
-    saved = attempt(apply.read_checkpoint, path)
-    if saved is not None:
-        apply.write_checkpoint(path, saved)
-        hold(sorted(saved, key=lambda item: item.gpu)
-             == list(apply.read_checkpoint(path)), saved)
-
-
 def first_boot_file(state_path):
     """Read the report of a first boot, which can also be printed."""
     found = attempt(first_boot.read_report, state_path)
@@ -301,17 +289,3 @@ def first_boot_file(state_path):
             hold(isinstance(text, str), found)
         first_boot.write_report(state_path, found)
         hold(first_boot.read_report(state_path) == found, found)
-
-
-STATE_FILES = {
-    f'gpus/{ADDRESS}.json': (store.KIND, store.VERSION, record_file),
-    'a.json': ('cyborg-gpu checkpoint', 1, checkpoint_file),
-}
-"""By name: the kind and version of each file, and the function to check it."""
-
-
-def state_file(state_path, name, content):
-    """Write one of :data:`STATE_FILES` with a valid checksum; check it."""
-    kind, version, check = STATE_FILES[name]
-    durable.write(os.path.join(state_path, name), kind, version, content)
-    check(state_path)

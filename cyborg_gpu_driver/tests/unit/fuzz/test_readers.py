@@ -26,7 +26,6 @@ from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import capacity
@@ -87,13 +86,12 @@ _CLAIMS = [{
     for number, phase in enumerate(gpu_record.Phase)]
 _LAYOUT = {'enabled': True, 'pending': False, 'instances': [
     {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1], [1, 1]]}]}
-_CHECKPOINT = [{'gpu': address, 'device_id': '20b0', 'vfs': True,
-                'layout': _LAYOUT} for address in (_GPU, '0000:0f:00.0')]
 _RECORD = {
     'claims': _CLAIMS, 'claims_lost': False,
     'fixed': {'types': {'0000:07:00.4': 'nvidia-1145'}, 'instances': [
         {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1]]}]},
-    'layout': _CHECKPOINT[0],
+    'layout': {'gpu': _GPU, 'device_id': '20b0', 'vfs': True,
+               'layout': _LAYOUT},
     'change': {'gpu': _GPU, 'before': {'enabled': True, 'pending': True},
                'steps': ['a', 'b'], 'at': 1, 'touched': [
                    {'profile_id': 19, 'placement': _PLACE}],
@@ -173,12 +171,9 @@ def _peer(test, content, data):
 def _damaged_files(test, data):
     path = store.Store(test.state_path).path(checks.ADDRESS)
     durable.make_directory(os.path.dirname(path))
-    for read, name in (
-            (lambda: store.Store(test.state_path).read(checks.ADDRESS), path),
-            (lambda: apply.read_checkpoint(
-                os.path.join(test.state_path, 'a.json')), 'a.json')):
-        _put(test, name, data)
-        test.assertRaises(exception.JournalError, read)
+    _put(test, path, data)
+    test.assertRaises(exception.JournalError,
+                      store.Store(test.state_path).read, checks.ADDRESS)
 
 
 def _reported(test, content):
@@ -207,9 +202,10 @@ def _offers(gpu):
         parents=(model.PciAddress.parse('0000:07:00.4'),))]
 
 
-def _state_file(name):
-    return lambda test, content: checks.state_file(
-        test.state_path, name, content)
+def _record(test, content):
+    durable.write(f'{test.state_path}/gpus/{_GPU}.json', store.KIND,
+                  store.VERSION, content)
+    checks.record_file(test.state_path)
 
 
 def _plain(check):
@@ -257,9 +253,7 @@ ROWS = {
     'a kernel that says the same everywhere': (150, _plain(checks.tree), (
         strategies.one_of(strategies.binary(max_size=40), base.TEXTS.map(
             lambda text: text.encode('utf-8', 'replace'))),)),
-    'checkpoint': (150, _state_file('a.json'), (base.mutated(_CHECKPOINT),)),
-    'record': (400, _state_file(f'gpus/{_GPU}.json'), (
-        base.mutated(_RECORD),)),
+    'record': (400, _record, (base.mutated(_RECORD),)),
     'reported': (250, _reported, (base.mutated(_REPORTED),)),
     'damaged files': (100, _damaged_files, (
         base.damaged(json.dumps(_CLAIMS).encode()),)),

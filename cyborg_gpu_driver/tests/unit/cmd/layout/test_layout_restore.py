@@ -4,6 +4,7 @@
 
 import json
 import os
+import shutil
 
 import fixtures
 
@@ -26,26 +27,13 @@ class RestoreTest(layouts.LayoutCase):
         self.assertEqual({'unchanged'}, {
             row['status'] for row in json.loads(output)})
 
-    def test_named_checkpoint(self):
+    def test_checkpoint_of_what_another_tool_has_made(self):
         self.apply('halves')
-        path = os.path.join(self.directory, 'kept.json')
-        self.layout('checkpoint', '--checkpoint-file', path)
-        self.apply('off')
+        shutil.rmtree(self.state_path)
+        self.layout('checkpoint')
         self.machine().reboot()
-        self.layout('restore', '--checkpoint-file', path)
+        self.layout('restore')
         self.assert_layout('halves')
-        _, errors = self.layout('restore', '--checkpoint-file',
-                                path + '.not', code=1)
-        self.assertIn(f"--checkpoint-file '{path}.not' is not valid: there "
-                      'is no such file', errors)
-
-    def test_a_checkpoint_makes_no_directory(self):
-        directory = os.path.join(self.directory, 'typo')
-        _, errors = self.layout('checkpoint', '--checkpoint-file',
-                                os.path.join(directory, 'c.json'), code=1)
-        self.assertIn('--checkpoint-file', errors)
-        self.assertIn(f'there is no directory {directory}', errors)
-        self.assertFalse(os.path.exists(directory))
 
     def test_nothing_to_restore(self):
         output, _ = self.layout('restore', '-o', 'json')
