@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 from collections.abc import Callable
@@ -52,17 +51,6 @@ class Optional(columns.FormattableColumn):
 
     def machine_readable(self):
         return self._value
-
-
-class Time(columns.FormattableColumn):
-    """A moment with a time zone, or None; for people, two words in UTC."""
-
-    def human_readable(self) -> str:
-        return '-' if self._value is None else self._value.astimezone(
-            datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%SZ')
-
-    def machine_readable(self) -> str | None:
-        return self._value and self._value.isoformat(timespec='seconds')
 
 
 class Structure(columns.FormattableColumn):

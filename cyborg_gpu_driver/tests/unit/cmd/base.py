@@ -10,6 +10,7 @@ import json
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.program import machines
@@ -42,6 +43,14 @@ class CommandCase(base.BaseTestCase):
         """The file of a simulated host with only its first GPUs."""
         return machines.write(
             self.useFixture(fixtures.TempDir()).path, name, gpus)
+
+    def create_instance(self, machine, gpu, profile_id, start, size):
+        """Create a GPU instance as another tool does.
+
+        :param gpu: the index of its GPU.
+        """
+        with machine.operation(write=True):
+            mig.create(machine.gpus[gpu], profile_id, (start, size))
 
     def configure(self, text, directory):
         """Write a configuration file with this text and return its path."""

@@ -134,17 +134,6 @@ class LostTest(NumberCase):
         self.assertEqual([0, 1, 3], [
             row['index'] for row in json.loads(output)])
 
-    def test_instances(self):
-        self.refused('instance', 'destroy', '2', '--start', '0')
-        self.refused('instance', 'create', self.lost, '3g.40gb')
-        self.run_on_host('instance', 'destroy', '3', '--start', '0')
-        self.before[self.next] = (True, 1)
-        self.assertEqual(self.before, self.cuts())
-        output, errors = self.run_on_host('instance', 'list', '-f', 'json',
-                                          code=1)
-        self.assertIn('GPU 2', errors)
-        self.assertEqual(5, len(json.loads(output)))
-
     def test_export(self):
         self.refused('layout', 'export')
         output, errors = self.run_on_host('layout', 'export',

@@ -14,8 +14,8 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _COMMANDS = (('gpu', 'list'), ('offer', 'list'),
-             ('instance', 'list'), ('vgpu', 'list'), ('doctor',),
-             ('nova', 'config'), ('layout', 'export'),
+             ('vgpu', 'list'), ('doctor',), ('nova', 'config'),
+             ('layout', 'export'),
              ('layout', 'restore'), ('layout', 'checkpoint'),
              ('gpu', 'prepare', '--all', '--dry-run'))
 

@@ -17,7 +17,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -76,7 +75,7 @@ class DoctorTest(base.CommandCase):
         self.assertNotIn('No problem', said)
 
     def test_a_difference_is_listed_with_its_remedy(self):
-        self.create_instance()
+        self.create_instance(self.machine, 0, 19, 6, 1)
         for arguments in ((), ('--repair',)):
             (row,), _ = self.compared(*arguments, code=1)
             self.assertEqual(
@@ -89,11 +88,6 @@ class DoctorTest(base.CommandCase):
                                            'subject', 'safe')))
             self.assertIn('nvidia-smi mig -i 0000:07:00.0 -dci -gi ',
                           row['action'])
-
-    def create_instance(self):
-        """Create an instance that no record has."""
-        with self.machine.operation(write=True):
-            mig.create(self.machine.gpus[0], 19, (6, 1))
 
     def test_a_cloud_that_cannot_be_asked(self):
         cloud = ('--os-cloud', 'nowhere')
@@ -142,7 +136,7 @@ class DoctorTest(base.CommandCase):
 
     def test_all_parts(self):
         self.machine.set_health('0000:0f:00.0', uncorrected=2)
-        self.create_instance()
+        self.create_instance(self.machine, 0, 19, 6, 1)
         rows, _ = self.doctor('doctor', '-f', 'json', code=1)
         found = {(row['code'], row['gpu']): row for row in rows}
         self.assertIn('health clear 0000:0f:00.0',

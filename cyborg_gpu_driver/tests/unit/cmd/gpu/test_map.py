@@ -13,6 +13,7 @@ from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -32,10 +33,9 @@ class MapTest(base.CommandCase):
         directory = self.useFixture(fixtures.TempDir()).path
         state = os.path.join(directory, 'state')
         host = ('--simulate', 'a30x4', '--state', state)
-        self.run_program(*host, 'instance', 'create', '0', '2g.12gb',
-                         '--start', '0')
-        self.run_program(*host, 'instance', 'create', '0', '1g.6gb',
-                         '--start', '3')
+        machine = simulator.Machine.load('a30x4', state)
+        self.create_instance(machine, 0, 5, 0, 2)
+        self.create_instance(machine, 0, 14, 3, 1)
         rows = self.rows(*host, 'gpu', 'map')
         address = model.PciAddress.parse(rows[0]['address'])
         store.Store(f'{state}.records').put_claims(gpu_record.Claim(

@@ -13,12 +13,13 @@ import fixtures
 import yaml
 
 from cyborg_gpu_driver.cmd import output as cmd_output
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _LISTS = (('gpu', 'list'), ('gpu', 'prepare', '--all', '--dry-run'),
           ('offer', 'list'), ('offer', 'list', '--all'),
-          ('instance', 'list'), ('vgpu', 'list'), ('doctor',))
+          ('vgpu', 'list'), ('doctor',))
 _LONG_NAME = 'compute-of-the-third-row-of-racks.gpu.east.example.org'
 
 
@@ -53,16 +54,17 @@ class DefaultTableTest(base.CommandCase):
         self.assertNotIn('Traceback', errors)
         return output
 
-    def test_vgpus_and_instances(self):
+    def test_instances(self):
         state = os.path.join(self.directory, 'state')
         host = self.part('dgx-a100-80')
-        for words in (('0', '1g.10gb'), ('0', '3g.40gb'), ('1', '7g.80gb'),
-                      ('0', '1g.10gb+me')):
-            self.run_program('--simulate', host, '--state', state,
-                             'instance', 'create', *words)
+        machine = simulator.Machine.load(host, state)
+        self.create_instance(machine, 0, 20, 0, 1)
+        self.create_instance(machine, 0, 9, 4, 4)
         found = self.check(host, '--state', state)
-        self.assertIn('1g.10gb+me', found['instance', 'list'])
         self.assertIn('| 1x 1g.10gb+me |', found['gpu', 'list'])
+        output, _ = self.run_program('--simulate', host, '--state', state,
+                                     'gpu', 'show', '0')
+        self.assertIn('| 7 1g.10gb+me at 0:1 ', output)
 
     def test_long_names(self):
         path = os.path.join(self.directory, 'host.yaml')
