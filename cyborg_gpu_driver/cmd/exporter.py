@@ -15,6 +15,7 @@ import threading
 import prometheus_client
 from cliff import command
 from oslo_log import log as logging
+from oslo_utils import netutils
 from prometheus_client import registry as client_registry
 
 from cyborg_gpu_driver import exception
@@ -94,12 +95,16 @@ class Exporter(command.Command):
         if parsed_args.nvml:
             samples = sampler.Sampler(machine, state_path)
         if parsed_args.libvirt:
-            _check_libvirt(machine)
+            if not machine.simulated and not importlib.util.find_spec(
+                    domains.MODULE):
+                raise exception.InvalidValue(
+                    what='--libvirt', value='set',
+                    expected="needs libvirt's Python module (python3-libvirt, "
+                             'or libvirt-python) in this environment')
             watch = owners.Watch(domains.DomainReader(machine.libvirt))
         registry = prometheus_client.CollectorRegistry()
-        where = state_path, conf.host
-        registry.register(collect.Collector(*where, main.version(), samples,
-                                            watch))
+        registry.register(collect.Collector(
+            state_path, conf.host, main.version(), samples, watch))
         sources = [source for source in (samples, watch) if source]
         with contextlib.suppress(KeyboardInterrupt):
             if parsed_args.textfile:
@@ -117,20 +122,16 @@ def _check(parsed_args):
         raise exception.InvalidValue(
             what='--certfile', value=parsed_args.certfile,
             expected='it has no effect with --textfile, which serves nothing')
+    if parsed_args.textfile and not parsed_args.textfile.endswith(_SUFFIX):
+        raise exception.InvalidValue(
+            what='--textfile', value=parsed_args.textfile,
+            expected=f'expected a name that ends in {_SUFFIX}; '
+                     'node_exporter reads no other')
     for option, value in (('--keyfile', parsed_args.keyfile),
                           ('--client-cafile', parsed_args.client_cafile)):
         if value and not parsed_args.certfile:
             raise exception.InvalidValue(what=option, value=value,
                                          expected='it needs --certfile')
-
-
-def _check_libvirt(machine):
-    if not machine.simulated and not importlib.util.find_spec(
-            domains.MODULE):
-        raise exception.InvalidValue(
-            what='--libvirt', value='set',
-            expected="needs libvirt's Python module (python3-libvirt, or "
-                     'libvirt-python) in this environment')
 
 
 def _serve(parsed_args, registry, sources):
@@ -164,8 +165,13 @@ def start(listen: str, registry: client_registry.CollectorRegistry,
     keyfile = keyfile or certfile
     for option, path in (('--certfile', certfile), ('--keyfile', keyfile),
                          ('--client-cafile', client_cafile)):
-        if path is not None:
-            _check_file(option, path)
+        try:
+            if path is not None:
+                open(path, 'rb').close()
+        except OSError as error:
+            raise exception.InvalidValue(
+                what=option, value=path,
+                expected=f'cannot be read: {error}') from error
     try:
         running, thread = prometheus_client.start_http_server(
             port, host or '0.0.0.0', registry, certfile, keyfile,
@@ -187,16 +193,6 @@ def start(listen: str, registry: client_registry.CollectorRegistry,
     return running, thread
 
 
-def _check_file(option, path):
-    try:
-        with open(path, 'rb'):
-            pass
-    except OSError as error:
-        raise exception.InvalidValue(
-            what=option, value=path,
-            expected=f'cannot be read: {error}') from error
-
-
 def _note_failure(request, client_address):
     """Log a failure of a client at level debug: it is not an error."""
     LOG.debug('A client at %s failed: %s', client_address, sys.exc_info()[1])
@@ -208,11 +204,6 @@ def _write(path, registry, sources):
     :raises InvalidValue: if the file cannot be written.
     :raises JournalError: if the records cannot be read at all.
     """
-    if not path.endswith(_SUFFIX):
-        raise exception.InvalidValue(
-            what='--textfile', value=path,
-            expected=f'expected a name that ends in {_SUFFIX}; '
-                     'node_exporter reads no other')
     for source in sources:
         source.round()
     try:
@@ -228,15 +219,13 @@ def address(text: str) -> tuple[str, int]:
 
     :raises InvalidValue: if the text has another format.
     """
-    host, colon, port = text.rpartition(':')
-    if host.startswith('[') and host.endswith(']'):
-        host = host[1:-1]
-    elif ':' in host:
-        colon = ''
-    if (not colon or not port.isascii() or not port.isdigit()
-            or int(port) > 65535):
+    try:
+        host, port = netutils.parse_host_port(text)
+    except ValueError:
+        host, port = '', None
+    if not netutils.is_valid_port(port):
         raise exception.InvalidValue(
             what='--listen', value=text,
             expected='expected ADDRESS:PORT, such as 127.0.0.1:9836 or '
                      '[::1]:9836')
-    return host, int(port)
+    return host, port

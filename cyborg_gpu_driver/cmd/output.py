@@ -15,7 +15,6 @@ from cliff import columns
 from cliff import lister
 from cliff import show
 from cliff import utils
-from cliff.formatters import base
 
 from cyborg_gpu_driver import exception
 
@@ -95,7 +94,6 @@ class Lister(lister.Lister):
     """
 
     brief: tuple[str, ...] = ()
-    formatter: base.Formatter
     code = 0
     """The exit code, which ``take_action`` may set."""
 
@@ -123,18 +121,18 @@ class Lister(lister.Lister):
             if parsed_args.formatter == 'table':
                 parsed_args.columns = [name for name in self.brief
                                        if name in column_names]
-        self.formatter = _flattening(self.formatter, parsed_args)
+        if parsed_args.formatter in _FLAT:
+            data = [[flat(cell) for cell in row] for row in data]
         return super().produce_output(parsed_args, column_names, data)
 
 
 class ShowOne(show.ShowOne):
     """One thing with its fields, a line each."""
 
-    formatter: base.Formatter
-
     def produce_output(self, parsed_args, column_names, data):
         fit(parsed_args, self.app.stdout)
-        self.formatter = _flattening(self.formatter, parsed_args)
+        if parsed_args.formatter in _FLAT:
+            data = [flat(cell) for cell in data]
         return super().produce_output(parsed_args, column_names, data)
 
 
@@ -151,31 +149,6 @@ def line_width(wanted: int, stdout: TextIO) -> int:
     if wanted > 0:
         return wanted
     return stdout.isatty() and utils.terminal_width() or WIDTH
-
-
-def _flattening(formatter: base.Formatter, parsed_args: argparse.Namespace
-                ) -> base.Formatter:
-    return (_Flattening(formatter) if parsed_args.formatter in _FLAT
-            else formatter)
-
-
-class _Flattening(base.ListFormatter, base.SingleFormatter):
-    """A formatter that makes values flat and calls another formatter."""
-
-    def __init__(self, formatter):
-        self._formatter = formatter
-
-    def add_argument_group(self, parser):
-        self._formatter.add_argument_group(parser)
-
-    def emit_list(self, column_names, data, stdout, parsed_args):
-        self._formatter.emit_list(
-            column_names, [[flat(cell) for cell in row] for row in data],
-            stdout, parsed_args)
-
-    def emit_one(self, column_names, data, stdout, parsed_args):
-        self._formatter.emit_one(column_names, [flat(cell) for cell in data],
-                                 stdout, parsed_args)
 
 
 def flat(cell: Any) -> Any:

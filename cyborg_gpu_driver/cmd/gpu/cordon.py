@@ -138,21 +138,27 @@ def _chosen(machine: context.Machine, texts: list[str]
             if address in recorded:
                 chosen.append(address)
                 continue
-        gpu = machine.gpu(text)
-        if machine.ignores(gpu):
-            raise exception.ChangeRefused(
-                gpu=gpu.address, reason='it is in [gpu] ignored_devices, so '
-                'it is not offered')
-        chosen.append(gpu.address)
+        chosen.append(_named(machine, text).address)
     return chosen
+
+
+def _named(machine: context.Machine, text: str) -> model.Gpu:
+    """Return the GPU that the operator named.
+
+    :raises ChangeRefused: if the driver ignores the GPU.
+    """
+    gpu = machine.gpu(text)
+    if machine.ignores(gpu):
+        raise exception.ChangeRefused(
+            gpu=gpu.address, reason='it is in [gpu] ignored_devices')
+    return gpu
 
 
 def _user() -> str:
     """Return the user who runs the command; with sudo, the calling user."""
-    if os.geteuid() == 0 and os.environ.get('SUDO_USER', '').isprintable():
-        name = os.environ.get('SUDO_USER')
-        if name:
-            return name
+    name = os.environ.get('SUDO_USER', '') if os.geteuid() == 0 else ''
+    if name and name.isprintable():
+        return name
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -185,32 +191,16 @@ class PrepareGpu(output.Lister):
         gpus = ([_named(machine, text) for text in parsed_args.gpu]
                 or [gpu for gpu in machine.gpus if not machine.ignores(gpu)])
         act = _planned if parsed_args.dry_run else _prepared
-        rows = [_unreadable(gpu) or act(machine, gpu) for gpu in gpus]
+        # NVML cannot tell what a GPU needs that has failed.
+        rows = [_prepared_row(gpu, [], [condition.obstacle(gpu)
+                                        or '; '.join(gpu.problems)], '')
+                if condition.is_failed(gpu) else act(machine, gpu)
+                for gpu in gpus]
         self.code = int(any(row[2] == _NOT_READY for row in rows))
         return ('address', 'steps', 'result', 'reason'), rows
 
 
 _NOT_READY = 'not ready'
-
-
-def _named(machine, text):
-    """Return the GPU that the operator named.
-
-    :raises ChangeRefused: if the driver ignores the GPU.
-    """
-    gpu = machine.gpu(text)
-    if machine.ignores(gpu):
-        raise exception.ChangeRefused(
-            gpu=gpu.address, reason='it is in [gpu] ignored_devices')
-    return gpu
-
-
-def _unreadable(gpu):
-    """Return the row of a GPU whose needs NVML cannot tell; else None."""
-    if not condition.is_failed(gpu):
-        return None
-    return _prepared_row(gpu, [], [condition.obstacle(gpu)
-                                   or '; '.join(gpu.problems)], '')
 
 
 def _planned(machine, gpu):

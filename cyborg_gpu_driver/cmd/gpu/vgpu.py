@@ -40,10 +40,11 @@ class ListVgpu(output.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        vgpus = _vgpus(self.app.machine)
-        claimed = _claimed(parsed_args, self.app.machine.hostname)
+        machine = self.app.machine
+        machine.act_here()
+        claimed = _claimed(parsed_args, machine.hostname)
         rows = []
-        for found in vgpus.found():
+        for found in machine.vgpus.found():
             orphan = found.orphan(claimed)
             if parsed_args.orphans and orphan is orphans.Orphan.NO:
                 continue
@@ -81,16 +82,23 @@ class CleanVgpu(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        vgpus = _vgpus(self.app.machine, changes=True)
-        claimed = _claimed(parsed_args, self.app.machine.hostname)
+        machine = self.app.machine
+        machine.check_root('remove its vGPUs')
+        machine.act_here()
+        vgpus = machine.vgpus
+        claimed = _claimed(parsed_args, machine.hostname)
         if (parsed_args.orphans and claimed is None
                 and not parsed_args.without_cloud):
             raise exception.CloudError(
                 'it is not known which vGPUs servers have; name the cloud '
                 'with --os-cloud, or give --without-cloud')
-        live = vgpus.found()
-        wanted = (_maybe_orphans(live, claimed) if parsed_args.orphans
-                  else _named(live, parsed_args.name))
+        live = {found.vgpu.name: found for found in vgpus.found()}
+        if parsed_args.orphans:
+            wanted = {name: found for name, found in live.items()
+                      if found.orphan(claimed) is not orphans.Orphan.NO}
+        else:
+            wanted = {name: live.get(name)
+                      for name in map(_name, parsed_args.name)}
         kept = [name for name, found in wanted.items()
                 if not _is_free(name, found, claimed)]
         free = [found for name, found in wanted.items() if name not in kept]
@@ -100,18 +108,6 @@ class CleanVgpu(command.Command):
             output.say('Nothing was removed.')
             return 1
         return int(not _remove(vgpus, free, claimed) or bool(kept))
-
-
-def _vgpus(node: context.Machine, changes: bool = False
-            ) -> orphans.VgpuOrphans:
-    """Return the vGPUs of this machine.
-
-    :raises HostUnusable: if ``changes`` is true and the user is not root.
-    """
-    if changes:
-        node.check_root('remove its vGPUs')
-    node.act_here()
-    return node.vgpus
 
 
 def _claimed(parsed_args, hostname):
@@ -143,17 +139,6 @@ def _request(found, claimed):
     arq = claimed.get(found.vgpu.name)
     return (_NONE, _NONE) if arq is None else (
         arq.instance_uuid or _NONE, arq.uuid)
-
-
-def _maybe_orphans(live, claimed):
-    return {found.vgpu.name: found for found in live
-            if found.orphan(claimed) is not orphans.Orphan.NO}
-
-
-def _named(live, names):
-    """Return the vGPU with each name; None if no vGPU has the name."""
-    by_name = {found.vgpu.name: found for found in live}
-    return {name: by_name.get(name) for name in map(_name, names)}
 
 
 def _name(text):

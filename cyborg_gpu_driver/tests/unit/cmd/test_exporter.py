@@ -84,8 +84,7 @@ class ExporterTest(base.CommandCase):
         for text, expected in (('127.0.0.1:9836', ('127.0.0.1', 9836)),
                                (':1', ('', 1)), ('[::1]:2', ('::1', 2))):
             self.assertEqual(expected, exporter.address(text))
-        for text in ('9836', 'host', 'host:', 'host:x', '::1:2', ':65536',
-                     'host:\u0661'):
+        for text in ('9836', 'host', 'host:', 'host:x', '::1:2', ':65536'):
             self.assertRaises(exception.InvalidValue, exporter.address, text)
 
 
