@@ -10,7 +10,6 @@ that were taken before (:mod:`cyborg_gpu_driver.metrics.sampler`).
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from prometheus_client import registry
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.snapshot import telemetry
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import sampler
@@ -80,7 +78,7 @@ class Collector(registry.Collector):
     """
 
     def __init__(self, state_path: str, hostname: str, version: str,
-                 hardware: sampler.Samples | None = None,
+                 hardware: sampler.Sampler | None = None,
                  domains: owners.Watch | None = None):
         self._state_path = state_path
         self._hostname = hostname
@@ -115,8 +113,7 @@ class Collector(registry.Collector):
         hardware = self._hardware.take() if self._hardware else {}
         whose = owners.Owners(
             known.owners if known else {},
-            self._domains.take() if self._domains else owners.Listing(),
-            _running(hardware))
+            self._domains.take() if self._domains else owners.Listing())
         for address in self._store.addresses():
             try:
                 record = self._store.read(address)
@@ -204,15 +201,14 @@ class _Gpu:
         for claim in self._record.claims:
             if claim.phase is gpu_record.Phase.BINDING:
                 continue
-            owner = self._whose.of_claim(claim)
             on_instance = claim.instance_id is not None
             self._add(
                 definitions.ASSIGNMENT, 1,
                 str(claim.instance_id) if on_instance else '',
                 claim.profile if on_instance else '', claim.profile,
                 claim.handle, claim.vgpu.uuid or '',
-                '' if claim.members else str(claim.function), owner.server,
-                owner.arq, owner.project, owner.flavor)
+                '' if claim.members else str(claim.function),
+                *self._whose.of_claim(claim))
             if claim.since is not None:
                 self._add(definitions.ASSIGNED, claim.since, claim.handle)
 
@@ -220,10 +216,10 @@ class _Gpu:
         tenancy = self._record.tenancy
         if tenancy is None or tenancy.state is not cleaning.State.USED:
             return
-        for owner in map(self._whose.of_server, tenancy.tenants):
+        for server in tenancy.tenants:
             self._add(definitions.ASSIGNMENT, 1, '', '',
                       policy.Mode.PASSTHROUGH.value, '', '', '',
-                      owner.server, '', owner.project, owner.flavor)
+                      *self._whose.of_server(server))
 
     def _add_offers(self, known: state.GpuState) -> None:
         for offer in known.offers:
@@ -238,15 +234,6 @@ class _Gpu:
         if known.free_slices is not None:
             self._add(definitions.FREE_SLICES, known.free_slices)
             self._add(definitions.LARGEST_SLICES, known.largest_slices or 0)
-
-
-def _running(hardware: Mapping[model.PciAddress, sampler.Gpu]
-             ) -> dict[model.PciAddress,
-                       tuple[float, tuple[telemetry.Vgpu, ...]]]:
-    """Return the vGPUs with a guest, and when NVML was queried for them."""
-    now = time.time()
-    return {address: (now - gpu.age, gpu.vgpus)
-            for address, gpu in hardware.items() if gpu.age is not None}
 
 
 def _hardware(hostname: str,

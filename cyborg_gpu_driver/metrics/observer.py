@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -20,13 +18,11 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.partition.offer import offer as offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -48,22 +44,11 @@ class Observer:
         self._state_path = node.state_path
         self._audit = audit.Audit(self._state_path)
         self._writer = state.StateWriter(self._state_path, node.hostname)
-
-    def call(self, operation: str
-             ) -> contextlib.AbstractContextManager[None]:
-        """Watch a bind or an unbind.
-
-        The next report writes the counts, because a write to the disk would
-        make every bind slower.
-        """
-        return self._writer.timed(operation)
-
-    def event(self, event: condition.Event) -> None:
-        """Count an error that the NVIDIA driver has reported.
-
-        The next report writes the count.
-        """
-        self._writer.xid(event.address, event.xid)
+        self.call = self._writer.timed
+        """Watches a bind or an unbind. The next report writes the counts,
+        because a write to the disk would make every bind slower."""
+        self.event = self._writer.xid
+        """Counts an error that the NVIDIA driver has reported."""
 
     @contextlib.contextmanager
     def report(self) -> Iterator[None]:
@@ -178,13 +163,22 @@ class Observer:
         self._writer.set(gpus=known)
 
     def _look_at(self, gpu: model.Gpu) -> state.GpuState:
-        address = gpu.address
-        return gpu_state(
-            gpu, self._node.servable(gpu),
-            {item.provider: item.reserved
-             for item in self._node.inventories(address)},
-            gpu_record.owned(self._node.records.claims(address)),
-            self._node.hostname, self._node.health.unhealthy(address) is None)
+        address, node = gpu.address, self._node
+        reserved = {item.provider: item.reserved
+                    for item in node.inventories(address)}
+        owned = gpu_record.owned(node.records.claims(address))
+        found = []
+        for item in filter(build.reportable, node.servable(gpu)):
+            # An offer whose provider is missing counts as wholly reserved.
+            held = reserved.get(names.provider_uuid(
+                names.provider_name(node.hostname, item)), item.total)
+            found.append(state.OfferState(
+                item.mode.value, item.profile, names.resource_class(item),
+                item.total, item.in_use, held,
+                max(0, item.total - held - owned.get(item.profile, 0)),
+                item.creatable))
+        return state.GpuState(node.health.unhealthy(address) is None,
+                              tuple(found), *slices(gpu.mig))
 
     def _write(self) -> None:
         self._writer.set(
@@ -192,33 +186,6 @@ class Observer:
             stuck_calls=len(deadline.stuck()),
             unwritten=store.of(self._state_path).unwritten)
         self._writer.write()
-
-
-def gpu_state(gpu: model.Gpu, found: Iterable[offers.Offer],
-              reserved: Mapping[str, int], owned: Mapping[str, int],
-              hostname: str, healthy: bool) -> state.GpuState:
-    """Return the state of a GPU for the exporter.
-
-    :param found: its offers; those that are not reported are left out.
-    :param reserved: reserved units by provider. An offer whose provider is
-        missing counts as wholly reserved.
-    :param owned: how many of each profile are bound through Cyborg.
-    :param healthy: whether no condition keeps the GPU from being offered.
-    """
-    free, largest = slices(gpu.mig)
-    return state.GpuState(healthy, tuple(
-        _offer(item, reserved.get(names.provider_uuid(
-            names.provider_name(hostname, item)), item.total),
-            owned.get(item.profile, 0))
-        for item in found if build.reportable(item)), free, largest)
-
-
-def _offer(item: offers.Offer, reserved: int, owned: int
-           ) -> state.OfferState:
-    return state.OfferState(
-        item.mode.value, item.profile, names.resource_class(item),
-        item.total, item.in_use, reserved,
-        max(0, item.total - reserved - owned), item.creatable)
 
 
 def slices(mig: model.Mig | None) -> tuple[int | None, int | None]:

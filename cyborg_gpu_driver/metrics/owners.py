@@ -2,11 +2,11 @@
 
 """The server of a GPU, vGPU or slice, as far as this host knows it.
 
-The sources are Cyborg, if the agent may ask it (``[gpu_cloud]``), libvirt,
-by the devices of its virtual machines, and NVML, by the virtual machine of a
-vGPU. An answer that is older than the bind is not used: handles and functions
-are given to one server after another. Nova stops a server before its
-accelerators are unbound, and defines a server after they are bound.
+The sources are Cyborg, if the agent may ask it (``[gpu_cloud]``), and
+libvirt, by the devices of its virtual machines. An answer that is older than
+the bind is not used: handles and functions are given to one server after
+another. Nova stops a server before its accelerators are unbound, and defines a
+server after they are bound.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 
 from oslo_log import log as logging
@@ -23,8 +22,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import domains as host_domains
 from cyborg_gpu_driver.host.snapshot import domain
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.snapshot import telemetry
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -32,14 +29,9 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 LOG = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Who:
-    """The owner of a device; fields that this host lacks are empty."""
-
-    server: str = ''
-    arq: str = ''
-    project: str = ''
-    flavor: str = ''
+Labels = tuple[str, str, str, str]
+"""The server, request, project and flavor of a device; what this host does not
+know is empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +85,10 @@ class Owners:
 
     :param cyborg: the owners that Cyborg reported, by handle.
     :param listing: the virtual machines.
-    :param running: vGPUs with a guest by GPU, and when NVML was queried, in
-        seconds of the epoch.
     """
 
-    def __init__(self, cyborg: Mapping[str, state.Owner], listing: Listing,
-                 running: Mapping[model.PciAddress,
-                                  tuple[float, Iterable[telemetry.Vgpu]]]):
+    def __init__(self, cyborg: Mapping[str, state.Owner], listing: Listing):
         self._cyborg = cyborg
-        self._running = running
         self._asked = listing.begun
         self._by_uuid = {item.uuid: item for item in listing.domains}
         self._by_device: dict[str, str] = {}
@@ -113,23 +100,21 @@ class Owners:
             # The definition of a stopped server may still have the device.
             del self._by_device[device]
 
-    def of_claim(self, claim: gpu_record.Claim) -> Who:
+    def of_claim(self, claim: gpu_record.Claim) -> Labels:
         """Return the owner of a vGPU, slice or group of GPUs."""
         known = (state.owner_of(claim, self._cyborg)
                  or state.Owner('', ''))
-        server = (known.server or self._by_libvirt(claim)
-                  or self._by_nvml(claim))
-        return dataclasses.replace(self.of_server(server), arq=known.arq)
+        return self.of_server(known.server or self._by_libvirt(claim),
+                              known.arq)
 
-    def of_server(self, server: str) -> Who:
+    def of_server(self, server: str, arq: str = '') -> Labels:
         """Return what is known of a server.
 
         :param server: its UUID; may be empty.
         """
         found = self._by_uuid.get(server)
-        if found is None:
-            return Who(server)
-        return Who(server, project=found.project, flavor=found.flavor)
+        return (server, arq, found.project if found else '',
+                found.flavor if found else '')
 
     def _by_libvirt(self, claim: gpu_record.Claim) -> str:
         if self._asked < (claim.since or 0.0):
@@ -137,11 +122,3 @@ class Owners:
         return self._by_device.get(
             claim.handle if claim.is_mdev
             else str(claim.gpu if claim.members else claim.function), '')
-
-    def _by_nvml(self, claim: gpu_record.Claim) -> str:
-        """Return the server by the vGPU's mdev; empty without mdev."""
-        asked, vgpus = self._running.get(claim.gpu, (0.0, ()))
-        if not claim.is_mdev or asked < (claim.since or 0.0):
-            return ''
-        return next((vgpu.server for vgpu in vgpus
-                     if vgpu.mdev == claim.handle), '')

@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
-from typing import Protocol
 
 from oslo_log import log as logging
 
@@ -56,8 +55,6 @@ class Gpu:
     uuid: str = ''
     values: tuple[telemetry.Value, ...] = ()
     """The values of its latest sample."""
-    vgpus: tuple[telemetry.Vgpu, ...] = ()
-    """The vGPUs with a guest, by the same sample."""
     taken: float | None = None
     """When the query began that the GPU answered last, on the monotonic
     clock; None if it has never answered."""
@@ -65,13 +62,6 @@ class Gpu:
     """Seconds since then, in a scrape."""
     failed: int = 0
     """How often the GPU did not answer."""
-
-
-class Samples(Protocol):
-    """The source of a scrape's hardware samples."""
-
-    def take(self) -> Mapping[model.PciAddress, Gpu]:
-        """The GPUs that are sampled, as they are known now."""
 
 
 class Sampler:
@@ -122,7 +112,7 @@ class Sampler:
             age = None if gpu.taken is None else now - gpu.taken
             gpu = dataclasses.replace(gpu, age=age)
             found[address] = gpu if age is None or age < STALE else (
-                dataclasses.replace(gpu, values=(), vgpus=()))
+                dataclasses.replace(gpu, values=()))
         return found
 
     def _readable(self) -> tuple[model.Gpu, ...]:
@@ -179,12 +169,11 @@ class Sampler:
         if sample is None:
             # There is no NVML now.
             self._note(address, lambda known: dataclasses.replace(
-                known, values=(), vgpus=()))
+                known, values=()))
             return
         self._said.over(address)
         self._note(address, lambda known: dataclasses.replace(
-            known, uuid=sample.uuid, values=sample.values,
-            vgpus=sample.vgpus, taken=begun))
+            known, uuid=sample.uuid, values=sample.values, taken=begun))
 
     def _note(self, address: model.PciAddress,
               change: Callable[[Gpu], Gpu]) -> None:

@@ -29,6 +29,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.record import codec
@@ -227,13 +228,14 @@ class StateWriter:
         self.set(drift=dict(collections.Counter(kinds)),
                  repaired=dict(self._repaired))
 
-    def xid(self, address: model.PciAddress, number: int) -> None:
+    def xid(self, event: condition.Event) -> None:
         """Count an error of a GPU that the NVIDIA driver has reported."""
         with self._mutex:
-            counts = collections.Counter(self._state.xids.get(address, {}))
-            counts[str(number)] += 1
+            counts = collections.Counter(
+                self._state.xids.get(event.address, {}))
+            counts[str(event.xid)] += 1
             self._state = dataclasses.replace(self._state, xids={
-                **self._state.xids, address: dict(counts)})
+                **self._state.xids, event.address: dict(counts)})
 
     def set(self, **parts: Any) -> None:
         """Replace parts of the state."""

@@ -422,7 +422,7 @@ class StateTest(_Case):
         def bind():
             with writer.timed('bind'):
                 pass
-            writer.xid(RecordsTest.address, 13)
+            writer.xid(condition.Event(RecordsTest.address, 13))
             ended.append(True)
 
         def slow(*arguments):

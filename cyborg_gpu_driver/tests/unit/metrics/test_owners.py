@@ -56,7 +56,6 @@ class _Case(base.SimulatedTestCase):
                         for handle in deployable.handles]
         self.watch = owners.Watch(domains.DomainReader(
             self.platform.libvirt))
-        self.hardware = None
 
     def bind(self, handle):
         """Bind a handle and return the claim."""
@@ -74,7 +73,7 @@ class _Case(base.SimulatedTestCase):
         """Return the labels of each assignment."""
         registry = prometheus_client.CollectorRegistry()
         registry.register(collect.Collector(
-            self.state_path, 'host1', '1', self.hardware, self.watch))
+            self.state_path, 'host1', '1', domains=self.watch))
         text = prometheus_client.generate_latest(registry).decode()
         return [sample.labels for family
                 in parser.text_string_to_metric_families(text)
@@ -206,21 +205,4 @@ class VfioTest(_Case):
         self.define(_TWO, str(second.function), 'project2')
         self.watch.round()
         self.assertEqual({second.handle: (_TWO, 'project2', 'small')},
-                         self.scrape())
-
-
-class NvmlTest(_Case):
-
-    MACHINE = 'dgx-a100-80'
-
-    def test_the_server_of_an_mdev(self):
-        claim = self.bind(self.handles[0])
-        self.hardware = sampler.Sampler(self.platform, self.state_path)
-        self.machine.start_guest(claim.handle, _ONE)
-        self.hardware.round()
-        self.assertEqual({claim.handle: (_ONE, '', '')}, self.scrape())
-        # The project comes from libvirt.
-        self.define(_ONE, '0000:99:00.0', 'project1')
-        self.watch.round()
-        self.assertEqual({claim.handle: (_ONE, 'project1', 'small')},
                          self.scrape())
