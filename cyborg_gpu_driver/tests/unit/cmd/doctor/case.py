@@ -6,6 +6,10 @@ from __future__ import annotations
 
 from oslotest import base
 
+from cyborg_gpu_driver.cmd.doctor.rules import finding
+
+ERROR, WARNING, UNKNOWN = finding.Severity
+
 
 class FindingCase(base.BaseTestCase):
 
@@ -17,6 +21,12 @@ class FindingCase(base.BaseTestCase):
         self.assertTrue(found.action)
         return found
 
-    def none(self, findings):
-        """There must be no finding."""
-        self.assertEqual([], list(findings))
+    def expect(self, check, *rows):
+        """Check the only finding for each row: severity, words and facts."""
+        for wanted, words, facts in rows:
+            self.check(wanted, words, check(facts))
+
+    def silent(self, check, *rows):
+        """There must be no finding for each row, which is facts."""
+        for facts in rows:
+            self.assertEqual([], list(check(facts)))

@@ -9,13 +9,13 @@ from oslotest import base
 
 from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor.rules import cyborg
-from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.cmd.doctor import case
 
+ERROR, WARNING = case.ERROR, case.WARNING
 GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
                 '0302', driver='nvidia')
 SLICES = policy.Policy('s', policy.Mode.MIG)
@@ -44,78 +44,52 @@ class AgentCase(case.FindingCase):
                 programs=dict(programs)),
             state_path='/var/lib/cyborg/gpu')
 
-    def fails(self, words, findings):
-        self.check(finding.Severity.ERROR, words, findings)
-
-    def warns(self, words, findings):
-        self.check(finding.Severity.WARNING, words, findings)
-
-
-class PrivilegesTest(AgentCase):
-
-    def found(self, **more):
-        return list(cyborg.privileges(self.facts(**more)))
-
-    def test_helper_by_sudo(self):
-        for helper in (None, 'sudo -E privsep-helper',
-                       '/usr/bin/sudo nova-rootwrap x privsep-helper',
-                       '/usr/bin/doas privsep-helper'):
-            self.none(self.found(helper=helper))
-
-    def test_whole_gpus_need_no_helper(self):
-        self.assertEqual([], self.found(policy_=WHOLE, helper='x'))
-
-    def test_helper_that_stays_what_it_is(self):
-        self.fails('does not run as root',
-                   self.found(helper='/opt/bin/privsep-helper'))
-
-    def test_program_that_is_not_there(self):
-        self.fails('helper program privsep-helper cannot be run', self.found(
-            programs=(('sudo', True), ('privsep-helper', False))))
-        self.fails('helper program /x/sudo cannot', self.found(
-            helper='/x/sudo p', programs=(('/x/sudo', False),)))
-
-    def test_malformed(self):
-        for helper in ('sudo "x', ' '):
-            self.fails('is malformed', self.found(helper=helper))
-
-
-class AccessTest(AgentCase):
-
-    def found(self, **more):
-        return list(cyborg.access(self.facts(**more)))
+    def test_helper(self):
+        self.expect(
+            cyborg.privileges,
+            (ERROR, 'does not run as root',
+             self.facts(helper='/opt/bin/privsep-helper')),
+            (ERROR, 'helper program privsep-helper cannot be run', self.facts(
+                programs=(('sudo', True), ('privsep-helper', False)))),
+            (ERROR, 'helper program /x/sudo cannot', self.facts(
+                helper='/x/sudo p', programs=(('/x/sudo', False),))),
+            *((ERROR, 'is malformed', self.facts(helper=helper))
+              for helper in ('sudo "x', ' ')))
+        self.silent(
+            cyborg.privileges, self.facts(policy_=WHOLE, helper='x'),
+            *(self.facts(helper=helper) for helper in (
+                None, 'sudo -E privsep-helper',
+                '/usr/bin/sudo nova-rootwrap x privsep-helper',
+                '/usr/bin/doas privsep-helper')))
 
     def test_devices(self):
-        found = self.found(devices=(
-            ('/dev/nvidia1', CLOSED), ('/dev/nvidia0', CLOSED),
-            (CONTROL, OPEN), (MIG, OPEN)))
-        self.fails('open /dev/nvidia0, /dev/nvidia1, so NVML', found)
-
-    def test_device_that_may_only_be_read(self):
-        self.fails(CONTROL, self.found(devices=(
-            (CONTROL, facts.Node(0, 0, 0o644)), (MIG, OPEN))))
-
-    def test_mig(self):
         closed = ((CONTROL, OPEN), (MIG, CLOSED))
-        self.warns(f'setfacl -m u:64:r {MIG}', self.found(devices=closed))
-        self.assertEqual([], self.found(devices=closed, policy_=VGPUS))
         file = '/proc/driver/nvidia/capabilities/mig/config'
-        self.warns(f'cannot read {file}', self.found(
-            devices=((CONTROL, OPEN), (file, CLOSED)), mig=file))
+        self.expect(
+            cyborg.access,
+            (ERROR, 'open /dev/nvidia0, /dev/nvidia1, so NVML', self.facts(
+                devices=(('/dev/nvidia1', CLOSED), ('/dev/nvidia0', CLOSED),
+                         (CONTROL, OPEN), (MIG, OPEN)))),
+            # A device that may only be read.
+            (ERROR, CONTROL, self.facts(devices=(
+                (CONTROL, facts.Node(0, 0, 0o644)), (MIG, OPEN)))),
+            (WARNING, f'setfacl -m u:64:r {MIG}', self.facts(devices=closed)),
+            (WARNING, f'cannot read {file}', self.facts(
+                devices=((CONTROL, OPEN), (file, CLOSED)), mig=file)))
+        self.silent(
+            cyborg.access, self.facts(), self.facts(devices=(), mig=None),
+            self.facts(devices=closed, policy_=VGPUS),
+            self.facts(user=ROOT, state=None, devices=((CONTROL, CLOSED),)))
 
     def test_state_directory(self):
-        self.warns('install -d -o 64', self.found(state=None))
-        for mode in (0o600, 0o550, 0o050):
-            self.fails('cannot write', self.found(
-                state=facts.Node(64, 64, mode)))
-        self.fails('/var/lib/cyborg/gpu', self.found(
-            state=facts.Node(0, 0, 0o755)))
-
-    def test_nothing_to_say(self):
-        self.assertEqual([], self.found())
-        self.assertEqual([], self.found(devices=(), mig=None))
-        self.assertEqual([], self.found(
-            user=ROOT, state=None, devices=((CONTROL, CLOSED),)))
+        self.expect(
+            cyborg.access,
+            (WARNING, 'install -d -o 64', self.facts(state=None)),
+            (ERROR, '/var/lib/cyborg/gpu',
+             self.facts(state=facts.Node(0, 0, 0o755))),
+            *((ERROR, 'cannot write',
+               self.facts(state=facts.Node(64, 64, mode)))
+              for mode in (0o600, 0o550, 0o050)))
 
 
 class NodeTest(base.BaseTestCase):

@@ -12,7 +12,6 @@ import fixtures
 
 from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor.rules import container
-from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import services
@@ -38,58 +37,49 @@ MOUNTS = """\
 
 class LimitsTest(case.FindingCase):
 
-    def found(self, problem='', check=container.limits, settings=(SLICES,),
-              **machine):
-        return check(facts.Facts(
+    def facts(self, problem='', governing=SLICES, **machine):
+        return facts.Facts(
             model.Host((GPU,), nvml_problem=problem),
-            policies.Settings(tuple(settings)),
+            policies.Settings((governing,)),
             state_path='/var/lib/cyborg/gpu', machine=facts.Machine(
                 **{'devices': NODES, 'modules': frozenset(('nvidia',)),
-                   **machine})))
+                   **machine}))
 
-    def fails(self, words, **machine):
-        self.check(finding.Severity.ERROR, words, self.found(**machine))
+    def running(self, bounding):
+        return services.Running(agent=services.User(0, bounding=bounding))
 
-    def test_host(self):
-        self.none(self.found(
-            state_mount=facts.Mount('ext4'), sysfs=facts.Mount('sysfs'),
-            running=services.Running(agent=services.User(
-                0, bounding=(1 << 41) - 1))))
-
-    def test_no_gpu_to_care_for(self):
-        self.none(self.found(shows_all=False, settings=(
-            policy.Policy('o', policy.Mode.OFF),)))
-
-    def test_processes(self):
-        self.fails('PID namespace', shows_all=False)
-
-    def test_records(self):
-        for kind in ('overlay', 'tmpfs'):
-            self.fails(f'/var/lib/cyborg/gpu is on {kind}',
-                       state_mount=facts.Mount(kind))
-
-    def test_sysfs(self):
-        self.fails('/sys is read-only',
-                   sysfs=facts.Mount('sysfs', read_only=True))
-
-    def test_capabilities(self):
-        # The bounding set of a container that is not privileged.
-        self.fails('CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN',
-                   running=services.Running(agent=services.User(
-                       0, bounding=0xa80425fb)))
-
-    def test_device_nodes(self):
-        self.fails('0 of their nodes and no nvidiactl', devices={})
-        self.fails('0 of their nodes /',
-                   devices={'/dev/nvidiactl': NODE})
-        self.none(self.found(devices={}, modules=frozenset()))
+    def test_limits(self):
+        self.expect(container.limits, *(
+            (case.ERROR, words, self.facts(**machine))
+            for words, machine in (
+                ('PID namespace', {'shows_all': False}),
+                ('/var/lib/cyborg/gpu is on overlay',
+                 {'state_mount': facts.Mount('overlay')}),
+                ('/var/lib/cyborg/gpu is on tmpfs',
+                 {'state_mount': facts.Mount('tmpfs')}),
+                ('/sys is read-only',
+                 {'sysfs': facts.Mount('sysfs', read_only=True)}),
+                # The bounding set of a container that is not privileged.
+                ('CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN',
+                 {'running': self.running(0xa80425fb)}),
+                ('0 of their nodes and no nvidiactl', {'devices': {}}),
+                ('0 of their nodes /',
+                 {'devices': {'/dev/nvidiactl': NODE}}))))
+        self.silent(
+            container.limits, self.facts(
+                state_mount=facts.Mount('ext4'), sysfs=facts.Mount('sysfs'),
+                running=self.running((1 << 41) - 1)),
+            self.facts(devices={}, modules=frozenset()),
+            self.facts(shows_all=False,
+                       governing=policy.Policy('o', policy.Mode.OFF)))
 
     def test_library(self):
         problem = 'there is no NVML library (libnvidia-ml.so.1) on this'
-        self.check(finding.Severity.ERROR, 'mount libnvidia-ml.so.1',
-                   self.found(problem, gpus.nvml))
-        self.check(finding.Severity.ERROR, 'modprobe nvidia',
-                   self.found(problem, gpus.nvml, modules=frozenset()))
+        self.expect(
+            gpus.nvml,
+            (case.ERROR, 'mount libnvidia-ml.so.1', self.facts(problem)),
+            (case.ERROR, 'modprobe nvidia',
+             self.facts(problem, modules=frozenset())))
 
 
 class ReadTest(case.FindingCase):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.cmd.doctor import facts
-from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
@@ -15,6 +14,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.cmd.doctor import case
 
+ERROR, WARNING = case.ERROR, case.WARNING
 GPU = model.PciAddress.parse('0000:16:00.0')
 VF = model.VirtualFunction(model.PciAddress.parse('0000:16:00.4'), 0,
                            'nvidia', None)
@@ -45,106 +45,78 @@ class CheckCase(case.FindingCase):
                 kernel=kernel, programs=dict(programs), running=running))
 
 
-class WayTest(CheckCase):
-
-    def check_way(self, wanted, words, *args, **kwargs):
-        self.check(wanted, words, gpus.way(self.facts(*args, **kwargs)))
-
-    def no_way(self, *args, **kwargs):
-        self.none(gpus.way(self.facts(*args, **kwargs)))
-
-    def test_functions_without_mdev(self):
-        self.no_way()
-        self.no_way(FIXED)
-
-    def test_what_other_checks_tell(self):
-        for found in (
-                self.facts(framework=model.Framework.NONE, vfs=()),
-                self.facts(framework=model.Framework.NONE, driver='nouveau'),
-                self.facts(framework=model.Framework.NONE, driver=None)):
-            self.assertEqual([], list(gpus.way(found)))
+class FrameworkTest(CheckCase):
 
     def test_driver_without_vgpus(self):
-        self.check_way(finding.Severity.ERROR, 'vGPU host driver',
-                       framework=model.Framework.NONE)
-        self.check_way(finding.Severity.ERROR, 'vGPU host driver',
-                       framework=model.Framework.NONE, vfs=(), totalvfs=0)
+        none = model.Framework.NONE
+        self.expect(
+            gpus.way,
+            (ERROR, 'vGPU host driver', self.facts(framework=none)),
+            (ERROR, 'vGPU host driver',
+             self.facts(framework=none, vfs=(), totalvfs=0)))
+        self.silent(
+            gpus.way, self.facts(), self.facts(FIXED),
+            # Other checks report these.
+            self.facts(framework=none, vfs=()),
+            self.facts(framework=none, driver='nouveau'),
+            self.facts(framework=none, driver=None))
 
-class SriovManageTest(CheckCase):
+    def test_sriov_manage(self):
+        absent = ((platform.SRIOV_MANAGE, False),)
+        self.expect(
+            gpus.sriov_manage,
+            (ERROR, 'sriov-manage cannot be run',
+             self.facts(vfs=(), programs=absent)),
+            (WARNING, 'lost at a reboot', self.facts(programs=absent)))
+        self.silent(
+            gpus.sriov_manage, self.facts(),
+            self.facts(programs=((platform.SRIOV_MANAGE, True),)),
+            self.facts(programs=absent, totalvfs=0),
+            self.facts(WHOLE, programs=absent))
 
-    absent = ((platform.SRIOV_MANAGE, False),)
-
-    def test_functions_cannot_be_made(self):
-        self.check(finding.Severity.ERROR, 'sriov-manage cannot be run',
-                   gpus.sriov_manage(self.facts(
-                       vfs=(), programs=self.absent)))
-
-    def test_functions_are_lost_at_a_reboot(self):
-        self.check(finding.Severity.WARNING, 'lost at a reboot',
-                   gpus.sriov_manage(self.facts(programs=self.absent)))
-
-    def test_nothing_to_say(self):
-        for found in (self.facts(programs=((platform.SRIOV_MANAGE, True),)),
-                      self.facts(),
-                      self.facts(programs=self.absent, totalvfs=0),
-                      self.facts(WHOLE, programs=self.absent)):
-            self.assertEqual([], list(gpus.sriov_manage(found)))
-
-
-class MdevctlTest(CheckCase):
-
-    absent = ((platform.MDEVCTL, False),)
-
-    def test_absent(self):
-        for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
-            self.check(finding.Severity.WARNING, 'the package mdevctl',
-                       gpus.mdevctl(self.facts(framework=framework,
-                                               programs=self.absent)))
-
-    def test_nothing_to_say(self):
+    def test_mdevctl(self):
+        absent = ((platform.MDEVCTL, False),)
         mdev = model.Framework.MDEV_VF
-        for found in (
-                self.facts(programs=self.absent),
-                self.facts(WHOLE, mdev, programs=self.absent),
-                self.facts(framework=mdev,
-                           programs=((platform.MDEVCTL, True),))):
-            self.assertEqual([], list(gpus.mdevctl(found)))
+        self.expect(gpus.mdevctl, *(
+            (WARNING, 'the package mdevctl',
+             self.facts(framework=framework, programs=absent))
+            for framework in (model.Framework.MDEV_PF, mdev)))
+        self.silent(
+            gpus.mdevctl, self.facts(programs=absent),
+            self.facts(WHOLE, mdev, programs=absent),
+            self.facts(framework=mdev, programs=((platform.MDEVCTL, True),)))
 
 
 class StartCommandTest(CheckCase):
 
-    def command(self, *running, **more):
-        return gpus.start_command(self.facts(commands=running, **more))
-
-    def test_patched(self):
-        self.none(self.command('cyborg-gpu-nova-compute'))
-        # The other one may be that of Ironic.
-        self.none(self.command('nova-compute', 'cyborg-gpu-nova-compute'))
+    def seen(self, *running, **more):
+        return self.facts(commands=running, **more)
 
     def test_without_the_patches(self):
-        found = self.check(finding.Severity.ERROR, 'are not offered',
-                           self.command('nova-compute'))
+        found = self.check(ERROR, 'are not offered', gpus.start_command(
+            self.seen('nova-compute')))
         self.assertIn('as cyborg-gpu-nova-compute', found.action)
-        self.check(finding.Severity.ERROR, 'are not offered', self.command(
-            'nova-compute', policy_=GROUPS, framework=model.Framework.NONE))
+        none = {'framework': model.Framework.NONE}
+        self.expect(
+            gpus.start_command,
+            (ERROR, 'are not offered',
+             self.seen('nova-compute', policy_=GROUPS, **none)),
+            # Before there are functions.
+            (ERROR, 'are not offered',
+             self.seen('nova-compute', kernel=(6, 8), vfs=(), **none)),
+            (WARNING, 'no nova-compute', self.seen()),
+            (WARNING, 'no nova-compute', self.facts()))
 
-    def test_nothing_is_seen(self):
-        self.check(finding.Severity.WARNING, 'no nova-compute',
-                   self.command())
-        self.check(finding.Severity.WARNING, 'no nova-compute',
-                   gpus.start_command(self.facts()))
-
-    def test_before_there_are_functions(self):
+    def test_nothing_to_say(self):
         none = {'framework': model.Framework.NONE, 'vfs': ()}
-        self.check(finding.Severity.ERROR, 'are not offered', self.command(
-            'nova-compute', kernel=(6, 8), **none))
-        self.none(self.command('nova-compute', kernel=(6, 7), **none))
-        self.none(self.command('nova-compute', kernel=None, **none))
-        self.none(self.command('nova-compute', kernel=(6, 8), totalvfs=0,
-                               **none))
-
-    def test_what_a_plain_nova_compute_attaches(self):
-        self.none(self.command('nova-compute', policy_=FIXED))
-        self.none(self.command('nova-compute', policy_=WHOLE))
-        self.none(self.command('nova-compute',
-                               framework=model.Framework.MDEV_VF))
+        self.silent(
+            gpus.start_command, self.seen('cyborg-gpu-nova-compute'),
+            # The other one may be that of Ironic.
+            self.seen('nova-compute', 'cyborg-gpu-nova-compute'),
+            self.seen('nova-compute', kernel=(6, 7), **none),
+            self.seen('nova-compute', kernel=None, **none),
+            self.seen('nova-compute', kernel=(6, 8), totalvfs=0, **none),
+            # What a plain nova-compute attaches.
+            self.seen('nova-compute', policy_=FIXED),
+            self.seen('nova-compute', policy_=WHOLE),
+            self.seen('nova-compute', framework=model.Framework.MDEV_VF))
