@@ -58,3 +58,44 @@ class CommandCase(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(text)
         return path
+
+
+class HostCase(CommandCase):
+    """Commands on one simulated host that keeps its state between them.
+
+    :cvar gpus: how many GPUs of the host to use; 0 for all.
+    :cvar config: the text of cyborg.conf.
+    """
+
+    host = 'dgx-a100-80'
+    gpus = 2
+    config = ''
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.state = f'{self.directory}/machine.json'
+        self.state_path = f'{self.state}.records'
+        self.conf = self.configure(self.config, self.directory)
+        if self.gpus:
+            self.host = self.part(self.host, self.gpus)
+
+    def machine(self):
+        """The host's hardware, as another process would see it."""
+        return machine.Machine.load(self.host, self.state)
+
+    def write(self, name, text):
+        path = f'{self.directory}/{name}'
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        return path
+
+    def run_on_host(self, *arguments, code=0):
+        return self.run_program(
+            '--config-file', self.conf, '--simulate', self.host, '--state',
+            self.state, *arguments, code=code)
+
+    def rows_on_host(self, *arguments, code=0):
+        """The rows that a command prints as JSON."""
+        return json.loads(self.run_on_host(*arguments, '-f', 'json',
+                                           code=code)[0])

@@ -61,13 +61,6 @@ class InterruptTest(base.CommandCase):
         self.assertEqual((1, 'cyborg-gpu: standard output is closed\n'),
                          (done.returncode, done.stderr))
 
-    def test_nothing_is_imported_before(self):
-        done = _run('import sys\n'
-                    'from cyborg_gpu_driver.cmd import start\n'
-                    'print(*(name for name in sys.modules if "cliff" in name '
-                    'or "oslo" in name))')
-        self.assertEqual((0, '\n'), (done.returncode, done.stdout))
-
     def test_the_program_starts_there(self):
         config = configparser.ConfigParser()
         config.read(documents.ROOT / 'setup.cfg')

@@ -2,17 +2,12 @@
 
 """``cyborg-gpu doctor`` on simulated hosts, without a cloud."""
 
-import contextlib
-import io
 import json
 import os
 import socket
 import subprocess
 import sys
 
-import fixtures
-
-from cyborg_gpu_driver.cmd.doctor import command as doctor
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -32,29 +27,23 @@ mode = mig
 ''')
 
 
-class DoctorTest(base.CommandCase):
+class DoctorTest(base.HostCase):
+
+    config = _CONFIG
 
     def setUp(self):
         super().setUp()
         keystone.forget_clouds(self)
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.host = self.part('dgx-a100-80')
-        self.config = self.configure(_CONFIG, self.directory)
-        self.machine = simulator.Machine.load(self.host,
-                                              self.directory + '/state')
-        with open(f'{self.directory}/nova.conf', 'w',
-                  encoding='utf-8') as stream:
-            stream.write('[service_user]\nsend_service_user_token = true\n'
-                         'auth_type = password\n')
-        self.nova = ('--nova-config-file', f'{self.directory}/nova.conf')
+        self.hardware = self.machine()
+        self.nova = ('--nova-config-file', self.write(
+            'nova.conf', '[service_user]\nsend_service_user_token = true\n'
+            'auth_type = password\n'))
 
     def doctor(self, *arguments, code=0):
         """Run a command and return its rows and its standard error."""
-        output, said = self.run_program(
-            '--config-file', self.config, '--simulate', self.host,
-            '--state', self.directory + '/state', *arguments, code=code)
+        output, said = self.run_on_host(*arguments, code=code)
         return output and json.loads(output), said
 
     def compared(self, *arguments, code=0):
@@ -64,7 +53,7 @@ class DoctorTest(base.CommandCase):
         return rows, said
 
     def test_what_cannot_be_read_is_not_compared(self):
-        self.machine.lose_gpu('0000:0f:00.0')
+        self.hardware.lose_gpu('0000:0f:00.0')
         rows, said = self.compared(code=1)
         self.assertEqual(
             {('nvml', 'warning', '0000:0f:00.0'),
@@ -75,7 +64,7 @@ class DoctorTest(base.CommandCase):
         self.assertNotIn('No problem', said)
 
     def test_a_difference_is_listed_with_its_remedy(self):
-        self.create_instance(self.machine, 0, 19, 6, 1)
+        self.create_instance(self.hardware, 0, 19, 6, 1)
         for arguments in ((), ('--repair',)):
             (row,), _ = self.compared(*arguments, code=1)
             self.assertEqual(
@@ -122,9 +111,8 @@ class DoctorTest(base.CommandCase):
         self.assertEqual([], self.compared()[0])
 
     def record(self, address):
-        return store.Store(os.path.join(
-            self.directory, 'state.records')).path(
-                model.PciAddress.parse(address))
+        return store.Store(self.state_path).path(
+            model.PciAddress.parse(address))
 
     def test_a_record_of_a_gpu_that_is_missing(self):
         # Stands for an unreadable file, because root can read any file.
@@ -135,8 +123,8 @@ class DoctorTest(base.CommandCase):
         self.assertIn('readable for the user of cyborg-agent', row['action'])
 
     def test_all_parts(self):
-        self.machine.set_health('0000:0f:00.0', uncorrected=2)
-        self.create_instance(self.machine, 0, 19, 6, 1)
+        self.hardware.set_health('0000:0f:00.0', uncorrected=2)
+        self.create_instance(self.hardware, 0, 19, 6, 1)
         rows, _ = self.doctor('doctor', '-f', 'json', code=1)
         found = {(row['code'], row['gpu']): row for row in rows}
         self.assertIn('health clear 0000:0f:00.0',
@@ -185,7 +173,7 @@ class DoctorTest(base.CommandCase):
             # refuses connections. The other accepts and sends nothing.
             closed.bind(('127.0.0.1', 0))
             for server in (closed, silent):
-                self.config = self.configure(
+                self.conf = self.configure(
                     f'{_CONFIG}[placement]\nauth_type = admin_token\n'
                     'token = x\n'
                     f'endpoint = http://127.0.0.1:{server.getsockname()[1]}\n'
@@ -196,17 +184,3 @@ class DoctorTest(base.CommandCase):
                     {(row['code'], row['severity']) for row in rows})
                 self.assertIn('Placement', rows[0]['message'])
                 self.assertNotIn('No problem', said)
-
-    def test_what_is_wrong_about_the_arguments(self):
-        for arguments, words in (
-                (('--timeout', '0'), 'a number of seconds from 0.1 to 3600'),
-                (('--timeout', 'nan'), 'a number of seconds from 0.1 to 3600'),
-                # More than a thread can wait.
-                (('--timeout', '1e12'),
-                 'a number of seconds from 0.1 to 3600')):
-            errors = io.StringIO()
-            with contextlib.redirect_stderr(errors):
-                self.assertRaises(
-                    SystemExit, doctor.Doctor(None, None).get_parser(
-                        'doctor').parse_args, arguments)
-            self.assertIn(words, errors.getvalue())

@@ -3,44 +3,30 @@
 
 """The health of GPUs, as the doctor finds it and an operator clears it."""
 
-import json
-import os
-
-import fixtures
-
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _GPU = '0000:07:00.0'
 
 
-class TestHealth(base.CommandCase):
+class TestHealth(base.HostCase):
 
     def setUp(self):
         super().setUp()
-        directory = self.useFixture(fixtures.TempDir()).path
-        self.state = os.path.join(directory, 'machine')
-        self.state_path = f'{self.state}.records'
-        self.configuration = self.configure('', directory)
-        host = self.part('dgx-a100-80')
-        self.machine = simulator.Machine.load(host, self.state)
-        self.arguments = ('--config-file', self.configuration, '--simulate',
-                          host, '--state', self.state)
+        self.hardware = self.machine()
 
     def doctor(self):
         """Return the findings about the health of GPUs and instances."""
-        rows = json.loads(self.run_program(
-            *self.arguments, 'doctor', '-f', 'json', code=1)[0])
+        rows = self.rows_on_host('doctor', code=1)
         return [(row['code'], row['gpu'], row['subject'], row['message'])
                 for row in rows if row['code'].startswith('unhealthy')]
 
     def test_unhealthy_by_what_it_says(self):
-        self.machine.set_health(_GPU, uncorrected=2)
+        self.hardware.set_health(_GPU, uncorrected=2)
         ((code, gpu, _, message),) = self.doctor()
         self.assertEqual(('unhealthy-gpu', _GPU), (code, gpu))
         self.assertIn('transient', message)
@@ -48,20 +34,20 @@ class TestHealth(base.CommandCase):
 
     def test_unhealthy_by_what_the_agent_knows_until_it_is_cleared(self):
         agent = health.GpuHealth(
-            platform.open_platform(self.machine), self.state_path,
+            platform.open_platform(self.hardware), self.state_path,
             services.Services(), clock=lambda: 86400.0)
-        self.addCleanup(self.machine.uninstall)
+        self.addCleanup(self.hardware.uninstall)
         agent.event(condition.Event(model.PciAddress.parse(_GPU), 119))
         ((_, _, _, message),) = self.doctor()
         self.assertIn('transient since 1970-01-02T00:00:00+00:00', message)
         self.assertIn('XID 119 (the GPU system processor does not answer)',
                       message)
-        self.run_program(*self.arguments, 'health', 'clear', _GPU)
+        self.run_on_host('health', 'clear', _GPU)
         self.assertEqual([], self.doctor())
 
     def test_an_instance_has_a_finding_of_its_own(self):
-        machine = platform.open_platform(self.machine)
-        self.addCleanup(self.machine.uninstall)
+        machine = platform.open_platform(self.hardware)
+        self.addCleanup(self.hardware.uninstall)
         address = model.PciAddress.parse(_GPU)
         instance = machine.nvml.create_gpu_instance(
             machine.nvml.device(address), 14, model.Placement(2, 2))
@@ -73,16 +59,15 @@ class TestHealth(base.CommandCase):
             [item[:3] for item in self.doctor()])
 
     def test_a_dead_virtual_function(self):
-        machine = platform.open_platform(self.machine)
-        self.addCleanup(self.machine.uninstall)
+        machine = platform.open_platform(self.hardware)
+        self.addCleanup(self.hardware.uninstall)
         function = '0000:07:01.2'
         health.GpuHealth(
             machine, self.state_path, services.Services()).function_died(
             *map(model.PciAddress.parse, (_GPU, function)))
-        rows = json.loads(self.run_program(
-            *self.arguments, 'doctor', '-f', 'json', code=1)[0])
+        rows = self.rows_on_host('doctor', code=1)
         self.assertIn(('dead-function', function), [
             (row['code'], row['subject']) for row in rows])
 
     def test_no_such_address(self):
-        self.run_program(*self.arguments, 'health', 'clear', 'x', code=1)
+        self.run_on_host('health', 'clear', 'x', code=1)

@@ -10,6 +10,8 @@ import json
 
 import fixtures
 
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.doctor.rules import migration
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd.doctor import test_command
 
@@ -34,18 +36,15 @@ class PeerCase(test_command.CheckCase):
             self.machine_state, 'doctor', '--peer-facts')
         return {**json.loads(output), 'host': 'gpu2', **changes}
 
-    def compared(self, facts, code, config=None):
+    def compared(self, facts, code):
         """Return severity, subject, message and action of each row."""
         path = f'{self.directory}/facts.json'
         with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(facts if isinstance(facts, str)
-                         else json.dumps(facts))
-        output, errors = self.run_program(
-            '--config-file', config or self.conf, '--simulate', self.host,
+            json.dump(facts, stream)
+        output, _ = self.run_program(
+            '--config-file', self.conf, '--simulate', self.host,
             '--state', self.prepared, 'doctor', '--peer', path,
             *self.nova(self.lines()), '-f', 'json', code=code)
-        if not output:
-            return errors
         return [tuple(row[name] for name in ('severity', 'subject',
                                              'message', 'action'))
                 for row in json.loads(output)]
@@ -60,47 +59,44 @@ class PeerCase(test_command.CheckCase):
 
 class PeerTest(PeerCase):
 
-    def test_another_driver_of_the_branch(self):
-        self.one(self.facts(driver='570.133.10'), 'warning',
-                 '570.124.03 here, 570.133.10 there')
+    def test_differences(self):
+        here = self.facts()
 
-    def test_driver_that_is_not_known(self):
-        self.one(self.facts(driver=None), 'unknown',
-                 '570.124.03 here, unknown there', 'as root')
+        def of(change, *names):
+            """The GPUs of the document, changed where they have a name."""
+            return {'gpus': [
+                {**gpu, **change} if gpu['address'] in names else gpu
+                for gpu in here['gpus']]}
 
-    def test_ecc(self):
-        self.peer.change_gpu(SECOND, ecc_modes=[False] * 2)
-        self.one(self.facts(), 'error', 'ECC: on here (0000:16:00.0, ',
-                 f'off there ({SECOND})', 'nvidia-smi')
-
-    def test_gpu_without_support(self):
-        self.peer.change_gpu(FIRST, migration=False)
-        found = self.compared(self.facts(), 1)
-        self.assertIn('live migration: supported here', found[0][2])
-        self.assertIn(f'not supported there ({FIRST})', found[0][2])
-
-    def test_another_board(self):
-        facts = self.facts()
-        facts['gpus'][1].update(model='NVIDIA L40', metadata='26B5169D00')
-        self.one(facts, 'error', 'GPU: NVIDIA L40S, metadata 26B91851',
-                 f'NVIDIA L40, metadata 26B5169D00 there ({SECOND})')
-
-    def test_other_types(self):
-        facts = self.facts()
-        for gpu in facts['gpus']:
-            gpu['types'] = ['L40S-24Q']
-        self.one(facts, 'error',
+        for changes, severity, *words in (
+                ({'driver': '570.133.10'}, 'warning',
+                 '570.124.03 here, 570.133.10 there'),
+                ({'driver': None}, 'unknown',
+                 '570.124.03 here, unknown there', 'as root'),
+                (of({'ecc': False}, SECOND), 'error',
+                 'ECC: on here (0000:16:00.0, ', f'off there ({SECOND})',
+                 'nvidia-smi'),
+                (of({'supported': False}, FIRST), 'error',
+                 'live migration: supported here',
+                 f'not supported there ({FIRST})'),
+                (of({'model': 'NVIDIA L40', 'metadata': '26B5169D00'},
+                    SECOND), 'error',
+                 'GPU: NVIDIA L40S, metadata 26B91851',
+                 f'NVIDIA L40, metadata 26B5169D00 there ({SECOND})'),
+                (of({'types': ['L40S-24Q']}, FIRST, SECOND), 'error',
                  'vGPU types L40S-12Q here, L40S-24Q there',
-                 'both hosts have L40S-12Q, L40S-24Q')
+                 'both hosts have L40S-12Q, L40S-24Q'),
+                ({'gpus': []}, 'error', 'L40S-12Q here, none there'),
+                (of({'supported': None, 'metadata': None}, FIRST), 'unknown',
+                 f'incomplete there ({FIRST})')):
+            self.one({**here, **changes}, severity, *words)
 
-    def test_nothing_that_nova_assigns_there(self):
-        self.one(self.facts(gpus=[]), 'error',
-                 'L40S-12Q here, none there')
-
-    def test_answers_that_are_missing(self):
-        facts = self.facts()
-        facts['gpus'][0].update(supported=None, metadata=None)
-        self.one(facts, 'unknown', f'incomplete there ({FIRST})')
+    def test_the_facts_are_those_of_the_machine(self):
+        self.peer.change_gpu(SECOND, ecc_modes=[False] * 2)
+        self.peer.change_gpu(FIRST, migration=False)
+        first, second = self.facts()['gpus']
+        self.assertEqual((False, True), (first['supported'], first['ecc']))
+        self.assertIs(False, second['ecc'])
 
     def test_standard_input(self):
         text = json.dumps(self.facts(driver='580.65.06'))
@@ -110,15 +106,10 @@ class PeerTest(PeerCase):
         self.assertEqual('error', severity)
         self.assertIn('580.65.06 there', message)
 
-
-class DocumentTest(PeerCase):
-    """Documents that ``--peer-facts`` did not write."""
-
-    def test_each_names_what_is_wrong(self):
+    def test_documents_that_no_host_wrote(self):
         good = self.facts()
         for bad, words in (
-                ('', 'Expecting value'),
-                ('{', 'Expecting property'),
+                ('', 'Expecting value'), ('{', 'Expecting property'),
                 ('[' * 100_000, 'recursion'),
                 ({**good, 'version': 2}, 'version'),
                 ({**good, 'more': 1}, 'more'),
@@ -128,11 +119,12 @@ class DocumentTest(PeerCase):
                  'gpus[0].ecc'),
                 ({**good, 'gpus': [{**good['gpus'][0], 'types': []}]},
                  'gpus[0].types')):
-            errors = self.compared(bad, 1)
-            self.assertIn('facts.json', errors)
-            self.assertIn(words, errors)
-
-    def test_file_that_is_not_there(self):
+            error = self.assertRaises(
+                exception.DocumentError, migration.parse,
+                bad if isinstance(bad, str) else json.dumps(bad),
+                'facts.json')
+            self.assertIn('facts.json', str(error))
+            self.assertIn(words, str(error))
         _, errors = self.run_program(
             '--config-file', self.conf, '--simulate', self.host, 'doctor',
             '--peer', '/nowhere/facts', code=1)

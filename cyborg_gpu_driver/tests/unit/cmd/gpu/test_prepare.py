@@ -5,11 +5,8 @@
 import json
 import os
 
-import fixtures
-
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 GPU = '0000:16:00.0'
@@ -25,31 +22,18 @@ mode = off
 """
 
 
-class PrepareTest(base.CommandCase):
+class PrepareTest(base.HostCase):
 
     host = 'rtxpro6000x8'
+    config = POLICIES
 
     def setUp(self):
         super().setUp()
-        directory = self.useFixture(fixtures.TempDir()).path
-        self.state = os.path.join(directory, 'machine.json')
-        self.state_path = f'{self.state}.records'
-        self.conf = self.configure(POLICIES, directory)
-        self.host = self.part(self.host)
         self.machine().reboot()
 
-    def machine(self):
-        return simulator.Machine.load(self.host, self.state)
-
-    def run_on_host(self, *arguments, code=0):
-        return self.run_program(
-            '--config-file', self.conf, '--simulate', self.host, '--state',
-            self.state, *arguments, code=code)
-
     def prepare(self, *arguments, code=0):
-        output, _ = self.run_on_host('gpu', 'prepare', '-f', 'json',
-                                     *arguments, code=code)
-        return {row['address']: row for row in json.loads(output)}
+        return {row['address']: row for row in self.rows_on_host(
+            'gpu', 'prepare', *arguments, code=code)}
 
     def vgpus(self):
         machine = self.machine()

@@ -4,14 +4,12 @@
 
 import uuid
 
-import fixtures
 from oslotest import base as oslotest_base
 
 from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _L40S = '0000:16:00.0'
@@ -19,46 +17,42 @@ _A100 = '0000:41:00.0'
 _T4 = '0000:3b:00.0'
 
 
-class VgpuCase(base.CommandCase):
-    """A simulated host that a file keeps between commands."""
+class VgpuCase(base.HostCase):
 
-    def use(self, host):
-        self.host = host
-        self.state = self.useFixture(fixtures.TempDir()).path + '/machine'
-        self.world = simulator.Machine.load(host, self.state)
+    gpus = 0
+
+    def setUp(self):
+        super().setUp()
+        self.world = self.machine()
         self.platform = platform.open_platform(self.world)
         self.addCleanup(self.world.uninstall)
 
-    def write(self, text, *place):
+    def write_sysfs(self, text, *place):
         self.platform.sysfs.write(text, 'bus', 'pci', 'devices', *place)
 
-    def shown(self, *arguments):
-        return self.rows('--simulate', self.host, '--state', self.state,
-                         'gpu', *arguments)
-
-    def printed(self, *arguments):
-        return self.run_program('--simulate', self.host, '--state',
-                                self.state, 'gpu', *arguments)[0]
+    def shown(self, address):
+        return self.rows_on_host('gpu', 'show', address)
 
 
 class VendorTest(VgpuCase):
 
+    host = 'l40sx4'
+
     def setUp(self):
         super().setUp()
-        self.use('l40sx4')
         device = self.platform.nvml.device(model.PciAddress.parse(_L40S))
         nvml_vgpu.set_mixed_sizes(self.platform.nvml, device, True)
         nvml_vgpu.set_scheduler(self.platform.nvml, device,
                                 model.SchedulerPolicy.EQUAL_SHARE, 2_000_000)
-        before = self.shown('show', _L40S)
+        before = self.shown(_L40S)
         self.type = next(item for item in before['vgpu_types']
                          if item['name'] == 'L40S-24Q')
         self.function = before['virtual_functions'][1]['address']
-        self.write(self.type['type'].removeprefix('nvidia-'), self.function,
-                   'nvidia', 'current_vgpu_type')
+        self.write_sysfs(self.type['type'].removeprefix('nvidia-'),
+                         self.function, 'nvidia', 'current_vgpu_type')
 
     def test_for_programs(self):
-        shown = self.shown('show', _L40S)
+        shown = self.shown(_L40S)
         self.assertEqual(
             ('vendor-vfio', 'on', 'equal-share', 2_000_000,
              ['best-effort', 'equal-share', 'fixed-share'], 0),
@@ -77,7 +71,7 @@ class VendorTest(VgpuCase):
              type_now['free_placements'], type_now['per_instance']))
 
     def test_functions(self):
-        first, second, *_ = self.shown('show', _L40S)['virtual_functions']
+        first, second, *_ = self.shown(_L40S)['virtual_functions']
         number = int(self.type['type'].removeprefix('nvidia-'))
         self.assertEqual((0, None), (first['current_type'],
                                      first['placement_id']))
@@ -87,25 +81,26 @@ class VendorTest(VgpuCase):
                           second['placement_id']))
 
     def test_for_people(self):
-        text = self.printed('show', _L40S)
+        text = self.run_on_host('gpu', 'show', _L40S)[0]
         self.assertIn(f'{self.function} L40S-24Q', text)
         self.assertIn('vgpu_mixed_sizes', text)
 
 
 class MdevTest(VgpuCase):
 
+    host = 't4x4'
+
     def setUp(self):
         super().setUp()
-        self.use('t4x4')
         self.uuid = str(uuid.uuid4())
-        types = self.shown('show', _T4)['vgpu_types']
+        types = self.shown(_T4)['vgpu_types']
         self.type = next(item['type'] for item in types
                          if item['name'] == 'T4-8C')
-        self.write(self.uuid, _T4, 'mdev_supported_types', self.type,
+        self.write_sysfs(self.uuid, _T4, 'mdev_supported_types', self.type,
                    'create')
 
     def test_on_the_gpu_itself(self):
-        shown = self.shown('show', _T4)
+        shown = self.shown(_T4)
         self.assertEqual(
             ('mdev-pf', None, []),
             (shown['vgpu_framework'], shown['vgpu_mixed_sizes'],
@@ -120,11 +115,12 @@ class MdevTest(VgpuCase):
 class CreatableTest(VgpuCase):
     """The vGPU types that can be created as mdevs on virtual functions."""
 
+    host = 'mixed'
+
     def _functions(self):
-        return self.shown('show', _A100)['virtual_functions']
+        return self.shown(_A100)['virtual_functions']
 
     def test_time_sliced(self):
-        self.use('mixed')
         self.world.sriov_manage(_A100, enable=False)
         nvml = self.platform.nvml
         nvml.set_mig_mode(nvml.device(model.PciAddress.parse(_A100)), False)
@@ -132,7 +128,7 @@ class CreatableTest(VgpuCase):
         self.world.sriov_manage(_A100)
         first, second, *_ = self._functions()
         self.assertIn(620, first['creatable_types'])
-        self.write(str(uuid.uuid4()), first['address'],
+        self.write_sysfs(str(uuid.uuid4()), first['address'],
                    'mdev_supported_types', 'nvidia-620', 'create')
         first, second, *_ = self._functions()
         self.assertEqual(([], [620]), (first['creatable_types'],
@@ -141,8 +137,9 @@ class CreatableTest(VgpuCase):
 
 class SharedInstanceTest(VgpuCase):
 
+    host = 'rtxpro6000x8'
+
     def test_scheduler_of_each_instance(self):
-        self.use('rtxpro6000x8')
         nvml = self.platform.nvml
         device = nvml.device(model.PciAddress.parse(_L40S))
         for profile, start in ((14, 0), (47, 3)):
@@ -151,7 +148,7 @@ class SharedInstanceTest(VgpuCase):
         nvml_vgpu.set_instance_scheduler(
             nvml, device, made.instance_id,
             model.SchedulerPolicy.FIXED_SHARE, 3_000_000)
-        shown = self.shown('show', _L40S)
+        shown = self.shown(_L40S)
         self.assertIsNone(shown['vgpu_scheduler'])
         self.assertEqual(
             [(None, None), ('fixed-share', 3_000_000)],

@@ -3,8 +3,6 @@
 """``cyborg-gpu vgpu list`` and ``vgpu clean`` as a person runs them."""
 
 import io
-import json
-import os
 
 import fixtures
 
@@ -15,7 +13,6 @@ from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -24,40 +21,34 @@ _COLUMNS = ['name', 'gpu', 'function', 'type', 'gpu_instance', 'owner',
             'guest', 'server', 'arq', 'orphan']
 
 
-class VgpuCase(base.CommandCase):
+class VgpuCase(base.HostCase):
 
     host = 't4x4'
+    gpus = 4
 
     def setUp(self):
         super().setUp()
         keystone.forget_clouds(self)
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.state = os.path.join(self.directory, 'machine.json')
-        self.records = f'{self.state}.records'
-        self.conf = self.configure('', self.directory)
-        self.host = self.part(self.host, 4)
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
-        self.machine = simulator.Machine.load(self.host, self.state)
-        privileged.run_here(platform.open_platform(self.machine))
-        self.addCleanup(self.machine.uninstall)
+        self.hardware = self.machine()
+        privileged.run_here(platform.open_platform(self.hardware))
+        self.addCleanup(self.hardware.uninstall)
 
     def vgpu(self, *arguments, code=0):
         """The standard output and standard error of a command."""
-        return self.run_program(
-            '--config-file', self.conf, '--simulate', self.host, '--state',
-            self.state, 'vgpu', *arguments, code=code)
+        return self.run_on_host('vgpu', *arguments, code=code)
 
     def listed(self, *arguments):
-        return json.loads(self.vgpu('list', '-f', 'json', *arguments)[0])
+        return self.rows_on_host('vgpu', 'list', *arguments)
 
     def answer(self, text):
         """Set the text that a person types when a command asks."""
         self.useFixture(fixtures.MonkeyPatch('sys.stdin', io.StringIO(text)))
 
     def names(self):
-        with self.machine.operation():
-            return [vgpu.uuid or vgpu.function for gpu in self.machine.gpus
+        with self.hardware.operation():
+            return [vgpu.uuid or vgpu.function for gpu in self.hardware.gpus
                     for vgpu in gpu.state.vgpus]
 
 
@@ -70,7 +61,7 @@ class MdevTest(VgpuCase):
         for uuid in _UUIDS:
             privileged_vgpu.create_mdev(self.gpu, 'nvidia-232', uuid)
         address = model.PciAddress.parse(self.gpu)
-        store.Store(self.records).put_claims(gpu_record.Claim(
+        store.Store(self.state_path).put_claims(gpu_record.Claim(
             _UUIDS[0], address, address, 'nvidia-232', 'T4-4Q',
             gpu_record.Phase.BOUND))
 
@@ -87,15 +78,15 @@ class MdevTest(VgpuCase):
         self.assertIn('| owner', self.vgpu('list', '--long')[0])
 
     def test_only_orphans_are_listed(self):
-        self.machine.start_guest(_UUIDS[1])
+        self.hardware.start_guest(_UUIDS[1])
         self.assertEqual(
             ['no', 'no', '?'], [row['orphan'] for row in self.listed()])
         (row,) = self.listed('--orphans')
         self.assertEqual(_UUIDS[2], row['name'])
 
     def test_why_something_is_not_known_is_said(self):
-        with self.machine.operation(write=True):
-            self.machine.gpu(self.gpu).state.lost = True
+        with self.hardware.operation(write=True):
+            self.hardware.gpu(self.gpu).state.lost = True
         rows = self.listed()
         self.assertEqual(['?'] * 3, [row['guest'] for row in rows])
         self.assertEqual(['no', '?', '?'], [row['orphan'] for row in rows])
@@ -131,7 +122,7 @@ class MdevTest(VgpuCase):
         self.assertEqual([_UUIDS[0], _UUIDS[2]], self.names())
 
     def test_what_is_refused_does_not_keep_the_others(self):
-        self.machine.start_guest(_UUIDS[1])
+        self.hardware.start_guest(_UUIDS[1])
         _, errors = self.vgpu('clean', *_UUIDS, 'other', '--yes', code=1)
         self.assertIn(f'vGPU {_UUIDS[0]} was not removed: its owner is',
                       errors)
@@ -141,10 +132,10 @@ class MdevTest(VgpuCase):
         self.assertEqual(_UUIDS[:2], self.names())
 
     def test_what_a_process_has_open_is_no_orphan(self):
-        self.machine.open_vfio(_UUIDS[1], 4711)
+        self.hardware.open_vfio(_UUIDS[1], 4711)
         self.vgpu('clean', '--orphans', '--without-cloud', '--yes')
         self.assertEqual(_UUIDS[:2], self.names())
-        self.assertEqual((), self.machine.damage)
+        self.assertEqual((), self.hardware.damage)
 
     def test_what_does_not_go(self):
         remove = privileged_vgpu.remove_mdev
@@ -164,8 +155,8 @@ class MdevTest(VgpuCase):
         self.assertEqual(_UUIDS[:2], self.names())
 
     def test_orphans_whose_guests_are_not_known_stay(self):
-        with self.machine.operation(write=True):
-            self.machine.gpu(self.gpu).state.lost = True
+        with self.hardware.operation(write=True):
+            self.hardware.gpu(self.gpu).state.lost = True
         _, errors = self.vgpu('clean', '--orphans', '--without-cloud',
                               '--yes', code=1)
         self.assertIn(f'{_UUIDS[1]} was not removed: ', errors)
@@ -194,23 +185,23 @@ class InstanceTest(VgpuCase):
 
     def test_an_instance_that_nobody_knows_stays(self):
         gpu = '0000:07:00.0'
-        with self.machine.operation():
-            function = self.machine.gpu(gpu).vf_addresses[0]
+        with self.hardware.operation():
+            function = self.hardware.gpu(gpu).vf_addresses[0]
         cut, *_ = privileged.create_gpu_instance(gpu, 19, 6, 1)
         privileged_vgpu.create_mdev(function, 'nvidia-463', _UUIDS[0])
         (row,) = self.listed()
         self.assertEqual(('A100X-1-5C', '?'),
                          (row['type'], row['gpu_instance']))
-        self.machine.start_guest(_UUIDS[0])
+        self.hardware.start_guest(_UUIDS[0])
         (row,) = self.listed()
         self.assertEqual((cut, 'running'),
                          (row['gpu_instance'], row['guest']))
-        self.machine.stop_guest(_UUIDS[0])
+        self.hardware.stop_guest(_UUIDS[0])
         _, errors = self.vgpu('clean', _UUIDS[0], '--yes')
         self.assertIn('Not removed: the GPU instance', errors)
-        with self.machine.operation():
+        with self.hardware.operation():
             self.assertEqual(
-                [cut], [*self.machine.gpu(gpu).state.instances])
+                [cut], [*self.hardware.gpu(gpu).state.instances])
 
 
 class VendorVfioTest(VgpuCase):
@@ -219,11 +210,11 @@ class VendorVfioTest(VgpuCase):
     gpu = '0000:18:00.0'
 
     def test_functions_go_by_their_address(self):
-        with self.machine.operation():
-            functions = self.machine.gpu(self.gpu).vf_addresses[:2]
+        with self.hardware.operation():
+            functions = self.hardware.gpu(self.gpu).vf_addresses[:2]
         for function in functions:
             privileged_vgpu.set_vgpu_type(function, 1140)
-        store.of(self.records).put(
+        store.of(self.state_path).put(
             model.PciAddress.parse(self.gpu), fixed=gpu_record.FixedVgpus(
                 {model.PciAddress.parse(functions[0]): 'nvidia-1140'}))
         self.assertEqual(

@@ -4,11 +4,6 @@
 
 from __future__ import annotations
 
-import os
-
-import fixtures
-
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 LAYOUTS = """
@@ -45,43 +40,19 @@ mig-configs:
 GPU = '0000:18:00.0'
 
 
-class LayoutCase(base.CommandCase):
-    """Commands on one simulated host that keeps its state between them."""
+class LayoutCase(base.HostCase):
+    """Commands on one simulated host with a layout file for it."""
 
     host = 'hgx-h100'
     gpus = 4
 
     def setUp(self):
         super().setUp()
-        self.host = self.part(self.host, self.gpus)
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.state = os.path.join(self.directory, 'machine.json')
-        self.conf = self.configure('', self.directory)
         self.file = self.write('layouts.yaml', LAYOUTS)
         machine = self.machine()
         with machine.operation(write=True):
             for gpu in machine.gpus:
                 gpu.state.vfs = 0
-
-    @property
-    def state_path(self):
-        """The directory of the simulated host's records."""
-        return f'{self.state}.records'
-
-    def machine(self):
-        """The host's hardware, as another process would see it."""
-        return simulator.Machine.load(self.host, self.state)
-
-    def write(self, name, text):
-        path = os.path.join(self.directory, name)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(text)
-        return path
-
-    def run_on_host(self, *arguments, code=0):
-        return self.run_program(
-            '--config-file', self.conf, '--simulate', self.host, '--state',
-            self.state, *arguments, code=code)
 
     def layout(self, command, *arguments, code=0):
         return self.run_on_host('layout', command, *arguments, code=code)
