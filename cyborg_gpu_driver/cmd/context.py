@@ -76,10 +76,7 @@ class Machine(view.HostView, node.Node):
         return found
 
     def reachable(self, gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
-        """Return these GPUs if NVML can work on all of them.
-
-        :raises HostUnusable: names each GPU that NVML cannot work on.
-        """
+        """Return these GPUs if NVML can work on all of them, else raise."""
         gpus = tuple(gpus)
         reasons = [reason for gpu in gpus
                    if (reason := choice.obstacle(self.host, gpu))]
@@ -88,17 +85,13 @@ class Machine(view.HostView, node.Node):
         return gpus
 
     def current(self, gpu: model.Gpu) -> model.Gpu:
-        """Return the current state of a GPU, with compute instances.
-
-        :raises ChangeRefused, NvmlError: if the GPU cannot be read.
-        """
+        """Return the current state of a GPU, with compute instances."""
         return self.transactions.read(gpu)
 
     def check_root(self, what: str = 'change its GPUs') -> None:
-        """Check that this user may change the host, before anything changes.
+        """Refuse other users than root, before anything changes.
 
         :param what: completes the sentence "only root may ...".
-        :raises HostUnusable: if the user is not root.
         """
         if not self.platform.simulated and not self.platform.is_root():
             raise exception.HostUnusable(reason=f'only root may {what}')

@@ -114,10 +114,7 @@ class Exporter(command.Command):
 
 
 def _check(parsed_args):
-    """Refuse options that would have no effect.
-
-    :raises InvalidValue: names the option.
-    """
+    """Refuse options that would have no effect."""
     if parsed_args.textfile and parsed_args.certfile:
         raise exception.InvalidValue(
             what='--certfile', value=parsed_args.certfile,
@@ -154,10 +151,6 @@ def start(listen: str, registry: client_registry.CollectorRegistry,
     """Serve the metrics in a thread; each request has a thread of its own.
 
     :param listen: ADDRESS:PORT; port 0 takes any free port.
-    :param certfile: file with a certificate; None to serve without TLS.
-    :param keyfile: file with its key; None if it is in ``certfile``.
-    :param client_cafile: file with the authorities whose clients are served;
-        None to serve all clients.
     :returns: the server and its thread.
     :raises InvalidValue: if the address or a file cannot be used.
     """
@@ -199,11 +192,7 @@ def _note_failure(request, client_address):
 
 
 def _write(path, registry, sources):
-    """Write a new file under another name, then rename it.
-
-    :raises InvalidValue: if the file cannot be written.
-    :raises JournalError: if the records cannot be read at all.
-    """
+    """Write a new file under another name, then rename it."""
     for source in sources:
         source.round()
     try:
@@ -215,10 +204,7 @@ def _write(path, registry, sources):
 
 
 def address(text: str) -> tuple[str, int]:
-    """Return the host and the port of ``ADDRESS:PORT``.
-
-    :raises InvalidValue: if the text has another format.
-    """
+    """Return the host and the port of ``ADDRESS:PORT``."""
     try:
         host, port = netutils.parse_host_port(text)
     except ValueError:

@@ -82,7 +82,6 @@ def _job(found: results.Results, text: str, memory_mib: int | None
     """Return the job that the operator named.
 
     :param memory_mib: the memory of a GPU; None to ignore memory.
-    :raises InvalidValue: with the argument and what was expected.
     """
     name, equals, seconds = text.partition('=')
     invalid = functools.partial(exception.InvalidValue, what='application',
@@ -158,10 +157,7 @@ def add_options(parser: argparse.ArgumentParser,
 
 
 def wanted(parsed_args: argparse.Namespace) -> results.Results:
-    """Return what to measure, with the results that the output file has.
-
-    :raises GpuDriverError: if the options or the file are wrong.
-    """
+    """Return what to measure, with the results that the output file has."""
     asked = results.Results(_applications(parsed_args), parsed_args.repeats,
                             parsed_args.warmups)
     path = parsed_args.output
@@ -182,7 +178,6 @@ def measure(found: results.Results, parsed_args: argparse.Namespace,
 
     :param runner: creates the runner of the applications; a signal ends it.
     :returns: the exit code.
-    :raises GpuDriverError: as :func:`.measuring.measure` and the runner.
     """
     total = len(found.steps())
 

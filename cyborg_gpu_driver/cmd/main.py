@@ -138,8 +138,6 @@ class CyborgGpu(app.App):
         """The options of the files and of the command line.
 
         A command reads them, so that it can report an error in its own way.
-
-        :raises InvalidValue: if a file cannot be read.
         """
         conf = _configuration(self.options)
         if self.options.state:
@@ -162,8 +160,6 @@ class CyborgGpu(app.App):
 
     def prepare_to_run_command(self, cmd):
         """Refuse a wrong configuration, even if the command does not need it.
-
-        :raises InvalidConfiguration: names the group and the option.
         """
         if (getattr(cmd, 'checks_options', True)
                 and not isinstance(cmd, (complete.CompleteCommand,
@@ -198,10 +194,7 @@ def _is_worth_showing(record):
 
 
 def _configuration(options):
-    """Return the options; the command line overrides the files.
-
-    :raises InvalidValue: if a file cannot be read.
-    """
+    """Return the options; the command line overrides the files."""
     conf = cfg.ConfigOpts()
     conf.register_opt(cfg.HostAddressOpt('host',
                                          default=socket.gethostname()))
@@ -254,10 +247,7 @@ def version() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
-
-    :returns: 0 if the command succeeded, else another number.
-    """
+    """Run one command; return its exit code."""
     if sys.stdout is None:
         sys.stderr.write(f'{_PROGRAM}: standard output is closed\n')
         return 1

@@ -180,7 +180,6 @@ def read_text(name: str) -> tuple[str, str]:
     """Return a file's text, and the file's name for error messages.
 
     :param name: a path, or ``-`` for standard input.
-    :raises InvalidValue: if the file cannot be read.
     """
     try:
         if name == _STDIN:
@@ -194,10 +193,7 @@ def read_text(name: str) -> tuple[str, str]:
 
 
 def agreed(question: str) -> bool:
-    """Ask the user a question; return whether the answer is yes.
-
-    :param question: such as ``Remove 2 vGPUs?``.
-    """
+    """Ask the user a question; return whether the answer is yes."""
     print(f'{question} [y/N] ', end='', file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ('y', 'yes')
 

@@ -13,10 +13,7 @@ _SIGINT_EXIT = 130
 
 
 def main() -> int:
-    """Run the command of ``sys.argv``.
-
-    :returns: its exit code; 130 if the user interrupted it.
-    """
+    """Run the command of ``sys.argv``; return its exit code."""
     try:
         from cyborg_gpu_driver.cmd import main as program
         return program.main()

@@ -168,9 +168,13 @@ class SupportBundle(command.Command):
         path = parsed_args.output or f'{directory}.tar.gz'
         machine = self.app.machine
         with _created(path) as stream:
-            missing: dict[str, str] = {}
-            found = {name: content for name, make in _parts(machine)
-                     if (content := _attempt(name, make, missing)) is not None}
+            missing, found = {}, {}
+            for name, make in _parts(machine):
+                try:
+                    found[name] = make()
+                except (Exception, SystemExit) as error:
+                    # The bundle exists to report what is broken on this host.
+                    missing[name] = f'{type(error).__name__}: {error}'
             redactor = Redactor(_secrets(machine.conf))
             missing = redactor.of(missing)
             found = redactor.of({'index.json': {
@@ -192,10 +196,7 @@ class SupportBundle(command.Command):
 
 @contextlib.contextmanager
 def _created(path: str) -> Iterator[BinaryIO]:
-    """Create a file that only its owner may read; remove it on an error.
-
-    :raises InvalidValue: if it exists or cannot be written.
-    """
+    """Create a file that only its owner may read; remove it on an error."""
     try:
         # With O_EXCL, open() does not follow a link.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
@@ -211,17 +212,6 @@ def _created(path: str) -> Iterator[BinaryIO]:
             what='--output', value=path,
             expected=f'it cannot be written: {error.strerror}; give another '
                      'path') from error
-
-
-def _attempt(name: str, make: Callable[[], Any], missing: dict[str, str]
-             ) -> Any:
-    """Return one part; if it fails, say why in ``missing``."""
-    try:
-        return make()
-    except (Exception, SystemExit) as error:
-        # The bundle exists to report what is broken on this host.
-        missing[name] = f'{type(error).__name__}: {error}'
-        return None
 
 
 def _parts(machine: context.Machine
@@ -245,11 +235,14 @@ def _parts(machine: context.Machine
 
 
 def _versions(machine: context.Machine) -> dict[str, Any]:
+    system = None
+    with contextlib.suppress(OSError):
+        system = platform.freedesktop_os_release().get('PRETTY_NAME')
     return {
         'cyborg_gpu_driver': main.version(),
         'python': platform.python_version(),
         'kernel': platform.platform(),
-        'system': _system(),
+        'system': system,
         'nvidia_driver': machine.platform.sysfs.read_optional(
             'module', 'nvidia', 'version'),
         'simulated': machine.platform.simulated,
@@ -263,13 +256,6 @@ def _versions(machine: context.Machine) -> dict[str, Any]:
     }
 
 
-def _system() -> str | None:
-    try:
-        return platform.freedesktop_os_release().get('PRETTY_NAME')
-    except OSError:
-        return None
-
-
 def _answer(machine: context.Machine) -> dict[str, Any]:
     """Return the rows and the remarks of the doctor."""
     said = io.StringIO()
@@ -280,15 +266,11 @@ def _answer(machine: context.Machine) -> dict[str, Any]:
         ['-f', 'json', '--without-cloud'])
     with contextlib.redirect_stderr(said):
         names, rows = diagnosing.take_action(parsed)
-    return {'rows': [dict(zip(names, map(_plain, row), strict=True))
-                     for row in rows],
-            'remarks': said.getvalue().splitlines()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, columns.FormattableColumn):
-        return value.machine_readable()
-    return value
+    return {'rows': [
+        {name: (cell.machine_readable()
+                if isinstance(cell, columns.FormattableColumn) else cell)
+         for name, cell in zip(names, row, strict=True)} for row in rows],
+        'remarks': said.getvalue().splitlines()}
 
 
 def _configuration(machine: context.Machine) -> dict[str, Any]:
@@ -335,10 +317,7 @@ def _secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
 
 
 def _log_path(conf: cfg.ConfigOpts) -> str:
-    """Return the agent's log file as oslo.log finds it.
-
-    :raises InvalidValue: if the agent has none.
-    """
+    """Return the agent's log file as oslo.log finds it."""
     found = {name: values[-1] for group, options
              in _sections(validation.files(conf))
              if group == 'DEFAULT' for name, values in options.items()}
@@ -366,10 +345,7 @@ def _sections(files: Iterable[str]
 
 
 def _tail(path: str, length: int = _BYTES) -> str:
-    """Return the end of a regular file.
-
-    :raises OSError: if the file cannot be read.
-    """
+    """Return the end of a regular file."""
     # If the path is a pipe, open() would wait forever without O_NONBLOCK.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

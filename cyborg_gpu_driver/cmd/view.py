@@ -24,10 +24,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 
 
 class HostView(host_parts.HostParts):
-    """The host of a command, read once.
-
-    :param conf: the configuration, with ``[gpu]`` registered.
-    """
+    """The host of a command, read once."""
 
     def __init__(self, conf: cfg.ConfigOpts):
         super().__init__(conf)

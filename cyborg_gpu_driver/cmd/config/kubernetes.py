@@ -127,8 +127,6 @@ def _chosen(machine, asked):
 
     Without a choice, these are all GPUs bound to NVIDIA's driver, because the
     device plugin finds no others.
-
-    :raises HostUnusable: if one of the GPUs cannot be read.
     """
     if asked:
         addresses = {machine.gpu(text).address for text in asked}
@@ -165,11 +163,7 @@ def _sharing(parsed_args, node, strategy):
 
 
 def _write(directory, files):
-    """Write the files.
-
-    :returns: their paths.
-    :raises InvalidValue: if the directory cannot be written to.
-    """
+    """Write the files; return their paths."""
     paths = []
     try:
         os.makedirs(directory, exist_ok=True)

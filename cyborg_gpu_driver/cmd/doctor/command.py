@@ -204,10 +204,7 @@ def attempt(what: str, seconds: float, look: Callable[[], _Answer]
 def findings_of(what: str, seconds: float,
                 look: Callable[[], Iterable[finding.Finding]]
                 ) -> list[finding.Finding]:
-    """Return the findings, or one that says why there are none.
-
-    The parameters are those of :func:`attempt`.
-    """
+    """Return the findings, or one that says why there are none."""
     found = attempt(what, seconds, lambda: list(look()))
     return [found] if isinstance(found, finding.Finding) else found
 
@@ -439,7 +436,14 @@ def _installation(machine: context.Machine, parsed_args: argparse.Namespace,
                   ) -> Iterator[finding.Finding]:
     facts = _gathered(machine, parsed_args)
     if not machine.conf.gpu.simulate:
-        facts = _with_machine(facts, machine.conf)
+        helper = rules_cyborg.helper_programs(
+            facts.cyborg.helper_command if facts.cyborg else None)
+        facts = dataclasses.replace(facts, machine=facts_module.read_machine(
+            facts.state_path,
+            (platform.SRIOV_MANAGE, platform.MDEVCTL, *helper)))
+        if facts.cyborg:
+            facts = dataclasses.replace(facts, placement=placement.ask(
+                machine.conf, rules_cyborg.names(facts)))
     yield from of_checks(facts)
     for found in migration.between_hosts(facts, peers):
         yield found.named('live-migration')
@@ -477,16 +481,3 @@ def _read(name: str, files: list[str], read: Callable[[list[str]], Any],
         return {name: read(files)} if files else {f'{name}_problem': missing}
     except exception.InvalidValue as error:
         return {f'{name}_problem': str(error)}
-
-
-def _with_machine(facts: facts_module.Facts, conf) -> facts_module.Facts:
-    """Return the facts with those of the machine and of Placement."""
-    helper = rules_cyborg.helper_programs(
-        facts.cyborg.helper_command if facts.cyborg else None)
-    facts = dataclasses.replace(facts, machine=facts_module.read_machine(
-        facts.state_path,
-        (platform.SRIOV_MANAGE, platform.MDEVCTL, *helper)))
-    if facts.cyborg is None:
-        return facts
-    return dataclasses.replace(facts, placement=placement.ask(
-        conf, rules_cyborg.names(facts)))

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from importlib import metadata
+from typing import cast
 
 from keystoneauth1 import loading
 from oslo_config import cfg
@@ -169,10 +170,7 @@ def read_machine(state_path: str, programs: Iterable[str], proc: str = '/proc',
                  dev: str = '/dev') -> Machine:
     """Gather the facts about this machine.
 
-    :param state_path: ``[gpu] state_path``.
     :param programs: the programs to look for, by name or path.
-    :param proc: where procfs is mounted.
-    :param dev: the directory of the device nodes.
     """
     mig_device = next(filter(os.path.exists, _mig_devices(proc, dev)), None)
     paths = (*glob.glob(f'{dev}/nvidia[0-9]*'), f'{dev}/nvidiactl',
@@ -314,10 +312,7 @@ class Placement:
 
 @contextlib.contextmanager
 def _read(what: str, paths: Sequence[str]) -> Iterator[None]:
-    """Report an option or a file that cannot be read.
-
-    :raises InvalidValue: with the files.
-    """
+    """Report an option or a file that cannot be read."""
     try:
         yield
     except (cfg.Error, OSError, ValueError) as error:
@@ -413,23 +408,23 @@ class Facts:
 
     None means that the fact was not gathered. On a simulated machine, only
     the GPUs and the configuration are gathered. A check runs only with the
-    facts that it needs.
+    facts that it needs, so the types do not have None.
     """
 
     host: model.Host
     settings: policies.Settings
-    cyborg: Cyborg | None = None
+    cyborg: Cyborg = cast('Cyborg', None)
     cyborg_problem: str = ''
     """Why ``cyborg`` is None."""
-    nova: Nova | None = None
+    nova: Nova = cast('Nova', None)
     nova_problem: str = ''
     remembered: Mapping[model.PciAddress, str] = dataclasses.field(
         default_factory=dict)
     """The fixed vGPUs that virtual functions had before a reboot."""
-    machine: Machine | None = None
+    machine: Machine = cast('Machine', None)
     """None if the machine is simulated."""
     placement: placement_module.Answer | None = None
-    placement_conf: Placement | None = None
+    placement_conf: Placement = cast('Placement', None)
     """None if this host has no ``placement.conf`` that can be read."""
     placement_conf_problem: str = ''
     by_role: Mapping[model.PciAddress, partition_roles.FactsByRole] = (
@@ -475,5 +470,4 @@ class Facts:
         """Whether the machine can run a program; None if that was not
         examined.
         """
-        assert self.machine is not None
         return self.machine.programs.get(name)

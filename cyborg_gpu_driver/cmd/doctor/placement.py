@@ -65,11 +65,9 @@ class Answer:
 
 
 def ask(conf: cfg.ConfigOpts, names: Collection[str]) -> Answer:
-    """Query which names have a provider.
+    """Query which names have a provider, by the options of cyborg.conf.
 
     Never raises, because Keystone and Placement can fail in any way.
-
-    :param conf: cyborg.conf.
     """
     before = logging.root.manager.disable
     # keystoneauth logs URLs that may have a password.

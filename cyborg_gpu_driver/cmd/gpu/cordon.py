@@ -143,10 +143,7 @@ def _chosen(machine: context.Machine, texts: list[str]
 
 
 def _named(machine: context.Machine, text: str) -> model.Gpu:
-    """Return the GPU that the operator named.
-
-    :raises ChangeRefused: if the driver ignores the GPU.
-    """
+    """Return the GPU that the operator named, unless it is ignored."""
     gpu = machine.gpu(text)
     if machine.ignores(gpu):
         raise exception.ChangeRefused(

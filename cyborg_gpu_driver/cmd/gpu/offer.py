@@ -124,7 +124,9 @@ def _row(address, device, problem):
         'traits': output.Names(()), 'gpus': output.Names(()),
         'attributes': output.Structure({}),
         'attach_handles': output.Structure([]),
-        'device': output.Structure(_document(device) if device else {})}
+        'device': output.Structure({
+            name: value for name, value in build.device_to_dict(
+                device).items() if name != 'deployables'} if device else {})}
 
 
 def _reported(deployable, reserved):
@@ -141,12 +143,6 @@ def _reported(deployable, reserved):
             {'attach_type': handle.attach_type,
              'attach_info': handle.attach_info}
             for handle in deployable.handles])}
-
-
-def _document(device):
-    document = build.device_to_dict(device)
-    del document['deployables']
-    return document
 
 
 def _problems(rows):

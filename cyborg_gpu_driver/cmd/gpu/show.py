@@ -263,10 +263,7 @@ def _scheduler_state(scheduler):
 
 
 def _creatable(function):
-    """Return the numbers of the types that a function can create.
-
-    None if they are unknown.
-    """
+    """Return the types that a function can create; None if unknown."""
     if function.creatable_types is not None:
         return list(function.creatable_types)
     if (not function.mdev_types
@@ -309,7 +306,8 @@ class MapGpu(output.Lister):
         for line in gpu_map.lines(
                 self._tiles, pens,
                 output.line_width(parsed_args.max_width, stdout),
-                _coloured if coloured else _plain):
+                (lambda text, state: f'\x1b[{_COLOURS[state]}m{text}\x1b[0m')
+                if coloured else lambda text, _state: text):
             stdout.write(line + '\n')
         return 0
 
@@ -337,11 +335,3 @@ def _rows(tile):
                output.Optional(place and place.size), box.state.value,
                output.Optional(box.name), output.Optional(box.instance_id),
                output.Names(box.handles), condition.state(tile.gpu))
-
-
-def _coloured(text, state):
-    return f'\x1b[{_COLOURS[state]}m{text}\x1b[0m'
-
-
-def _plain(text, state):
-    return text

@@ -111,10 +111,7 @@ class CleanVgpu(command.Command):
 
 
 def _claimed(parsed_args, hostname):
-    """Return the accelerator requests by vGPU; None if no cloud is used.
-
-    :raises CloudError: if they cannot be read.
-    """
+    """Return the accelerator requests by vGPU; None if no cloud is used."""
     if not context.has_cloud(parsed_args):
         return None
     return cyborg.requests_by_vgpu(

@@ -175,10 +175,6 @@ def wanted_of(machine: context.Machine, parsed_args
     All GPUs are checked before one is changed. The function leaves out GPUs
     that the operator excluded and prints their names. It also prints which
     boards do not support MIG and are not changed.
-
-    :raises InvalidValue: if the file cannot be read.
-    :raises DocumentError: if the file or its entry cannot be used.
-    :raises HostUnusable: names each GPU that cannot be changed.
     """
     entry = layout_file.LayoutFile.parse(
         *output.read_text(parsed_args.layout_file)).entry(

@@ -25,7 +25,6 @@ _PRIVILEGED = ('Start the container of cyborg-agent with more rights '
 def limits(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether the agent has what it needs of the host."""
     machine = facts.machine
-    assert machine is not None
     if not any(True for _ in facts.governed()):
         return
     if not machine.shows_all:
@@ -78,10 +77,7 @@ def _nodes(facts: facts_module.Facts, machine: facts_module.Machine
 
 
 def library(facts: facts_module.Facts) -> str:
-    """Return what to do if NVML's library is missing, but not the driver.
-
-    :returns: empty if the driver is missing, too, or that is unknown.
-    """
+    """Return what to do if NVML's library is missing, but not the driver."""
     if (facts.machine is None or _NVIDIA not in facts.machine.modules
             or 'libnvidia-ml' not in (facts.host.nvml_problem or '')):
         return ''

@@ -44,7 +44,6 @@ def helper_programs(command: str | None) -> tuple[str, ...]:
 
 def privileges(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether the agent can change GPUs, as root or with its helper."""
-    assert facts.machine is not None
     user = facts.machine.agent
     if user is None:
         yield _unseen()
@@ -62,7 +61,6 @@ def _unseen() -> finding.Finding:
 def _helper(facts: facts_module.Facts, user: services.User
             ) -> Iterator[finding.Finding]:
     """Check the helper; whether sudo permits it is not checked."""
-    assert facts.cyborg is not None
     name = 'helper_command of [cyborg_gpu_privileged]'
     programs = helper_programs(facts.cyborg.helper_command)
     if not programs:
@@ -89,7 +87,6 @@ def _becomes_root(programs: Sequence[str]) -> bool:
 
 def access(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether the agent may open NVIDIA's devices and its own directory."""
-    assert facts.machine is not None
     user = facts.machine.agent
     if user is None:
         yield _unseen()
@@ -144,7 +141,6 @@ _TESTED = (16, 17)
 
 def release(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether this Cyborg has the features that the driver needs."""
-    assert facts.machine is not None
     found = facts.machine.release
     if found.version is None:
         yield finding.error(
@@ -175,7 +171,6 @@ def _mismatch(facts: facts_module.Facts, found: facts_module.Release
 
 def drivers(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether the agent loads this driver, and no other for the GPUs."""
-    assert facts.cyborg is not None
     enabled = facts.cyborg.enabled_drivers
     if _DRIVER not in enabled:
         yield finding.error(
@@ -192,8 +187,6 @@ def drivers(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def host_name(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether the agent uses the name that Nova has for this host."""
-    assert facts.machine is not None
-    assert facts.cyborg is not None
     ours, named = facts.cyborg.host, facts.cyborg.provider_name
     if named and named != ours:
         yield finding.error(
@@ -231,8 +224,6 @@ def _first_label(name: str) -> str:
 
 def names(facts: facts_module.Facts) -> frozenset[str]:
     """Return every name that this compute node may have in Placement."""
-    assert facts.machine is not None
-    assert facts.cyborg is not None
     found = {facts.machine.names.short, facts.machine.names.full,
              facts.machine.names.libvirt, facts.cyborg.host,
              facts.cyborg.provider_name}
@@ -241,7 +232,6 @@ def names(facts: facts_module.Facts) -> frozenset[str]:
 
 def placement(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether the agent can query Placement and has a provider there."""
-    assert facts.cyborg is not None
     asked = facts.placement
     if not facts.cyborg.has_placement_user:
         yield finding.error(
@@ -279,7 +269,6 @@ def candidates(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     Nova claims the first allocation candidate of a host. If the order is
     fixed, that is the same GPU for every request until the GPU is full.
     """
-    assert facts.placement_conf is not None
     if (not facts.placement_conf.randomizes
             and len(list(facts.governed())) > 1):
         yield finding.warning(
@@ -297,7 +286,6 @@ def claims(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     and takes them for an older excess. With 0 tries, Placement allocates
     nothing (replace_all in placement/objects/allocation.py, Placement 16).
     """
-    assert facts.placement_conf is not None
     if facts.placement_conf.tries != 1:
         yield finding.warning(
             None, 'allocation_conflict_retry_count is '
@@ -310,7 +298,6 @@ def claims(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def service_roles(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Which role Cyborg requires in Nova's service token."""
-    assert facts.cyborg is not None
     roles = facts.cyborg.service_roles
     release_ = facts.machine.release if facts.machine else None
     if release_ and release_.version and not release_.wants_service_token:

@@ -48,10 +48,7 @@ class Finding:
 
 
 def error(gpu: object, message: str, action: str) -> Finding:
-    """Return a problem that the operator must solve.
-
-    :param gpu: its address; None for the host.
-    """
+    """Return a problem that the operator must solve; no GPU: of the host."""
     return _of(Severity.ERROR, gpu, message, action)
 
 

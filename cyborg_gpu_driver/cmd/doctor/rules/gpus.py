@@ -277,7 +277,6 @@ def _version(facts):
 
 def modules(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether a loaded kernel module will cause problems."""
-    assert facts.machine is not None
     loaded = facts.machine.modules
     taken = {gpu.driver for gpu, _ in facts.governed()}
     for name in _OTHERS:

@@ -75,10 +75,7 @@ _SCHEMA = schema.mapping({
 
 
 def parse(text: str, source: str) -> Document:
-    """Read a document that ``--peer-facts`` wrote.
-
-    :param source: the name of its file, for error messages.
-    :raises DocumentError: if it has another format.
+    """Read a document that ``--peer-facts`` wrote into the file ``source``.
     """
     place = schema.Place(source)
     try:
@@ -96,10 +93,7 @@ _ASK = ("Run the command as root on both hosts, with NVIDIA's vGPU host "
 
 
 def describe(facts: facts_module.Facts, name: str) -> Document:
-    """Return the facts about this host that another host needs.
-
-    :param name: the name of the compute node.
-    """
+    """Return the facts about a compute node that another host needs."""
     found = []
     for gpu, governing in facts.governed():
         if not fixed.is_left(gpu, governing):

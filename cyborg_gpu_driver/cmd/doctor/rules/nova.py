@@ -36,10 +36,7 @@ def pci_devices(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 
 def _left(facts, nova_has):
-    """Check the GPUs whose virtual functions Nova assigns itself.
-
-    :param nova_has: the GPUs with the fixed vGPUs of their functions.
-    """
+    """Check the GPUs with fixed vGPUs, which Nova assigns itself."""
     in_placement = facts.nova.assigned.report_in_placement
     problem = pci_config.refusal(
         [item for _, assigned in nova_has for item in assigned],
@@ -134,7 +131,6 @@ def _entry(facts, function):
 
 def mdev_types(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova creates mdevs of its own beside Cyborg's."""
-    assert facts.nova is not None
     types = facts.nova.assigned.enabled_mdev_types
     if types and any(True for _ in facts.with_vgpus()):
         yield finding.error(
@@ -146,7 +142,6 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def release(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether this Nova supports attach handles of type MDEV."""
-    assert facts.machine is not None
     if all(fixed.is_left(gpu, governing)
            for gpu, governing in facts.with_vgpus()):
         return
@@ -166,7 +161,6 @@ def release(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def service_token(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova sends Cyborg a service token to identify itself."""
-    assert facts.nova is not None
     if not facts.nova.sends_service_token:
         yield finding.error(
             None, 'Nova sends no service token: cyborg-api answers '
@@ -183,8 +177,6 @@ def service_token(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def guests(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova starts servers by itself, without their accelerators."""
-    assert facts.machine is not None
-    assert facts.nova is not None
     bound = any(not fixed.is_left(gpu, governing)
                 for gpu, governing in facts.governed())
     if not bound or not facts.nova.resumes_guests:
@@ -200,8 +192,6 @@ def guests(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def quotas(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova counts the GPUs of device profiles against quotas."""
-    assert facts.machine is not None
-    assert facts.nova is not None
     if not facts.nova.unified_limits:
         return
     if facts.machine.quota_problem:
