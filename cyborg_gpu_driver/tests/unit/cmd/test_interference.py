@@ -10,37 +10,18 @@ import signal
 import subprocess
 import sys
 
-import testscenarios
-
-from cyborg_gpu_driver.cmd import interference as interference_command
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.interference import commands
 
-load_tests = testscenarios.load_tests_apply_scenarios
 
-_COMMANDS = {'measure': interference_command.MeasureInterference,
-             'predict': interference_command.PredictInterference}
-_PROGRAM = '''
-import sys
-from cyborg_gpu_driver.tests.unit.cmd import test_interference
-sys.exit(test_interference.entry(sys.argv[1:]))
-'''
-
-
-def entry(argv):
-    """Run a command, even if an older setup.cfg was installed."""
-    program = main.CyborgGpu()
-    for name, found in _COMMANDS.items():
-        program.command_manager.add_command(f'interference {name}', found)
+def _entry(argv):
     try:
-        return program.run(argv)
+        return main.main(argv)
     except SystemExit as error:
         return error.code
-    finally:
-        program.close()
 
 
 class InterferenceCase(commands.CommandsCase):
@@ -52,7 +33,7 @@ class InterferenceCase(commands.CommandsCase):
     def run_program(self, *arguments, code=0):
         result, output, errors = command.run(
             '--simulate', 'l40sx4', 'interference', *arguments,
-            entry=entry)
+            entry=_entry)
         self.assertEqual(code, result, errors)
         return output, errors
 
@@ -132,8 +113,11 @@ class MeasureTest(InterferenceCase):
             'a', 'echo $$ >> $D/pids; [ "$(wc -l < $D/pids)" -lt 3 ] || '
             '{ : > $D/ready; mkfifo $D/f; read x < $D/f; }')
         process = subprocess.Popen(
-            [sys.executable, '-c', 'import signal\nsignal.signal('
-             f'signal.SIGINT, signal.default_int_handler)\n{_PROGRAM}',
+            # The tests may run with SIGINT ignored.
+            [sys.executable, '-c', 'import signal, sys\nsignal.signal('
+             'signal.SIGINT, signal.default_int_handler)\n'
+             'from cyborg_gpu_driver.cmd import start\n'
+             'sys.exit(start.main())',
              '--simulate', 'l40sx4', 'interference', 'measure',
              '--repeats', '1', '--warmups', '0', '--output', self.path,
              '--application', f"a=sh -c '{application.command[-1]}'"],
@@ -157,32 +141,19 @@ class MeasureTest(InterferenceCase):
                 f": > {self.directory}/fail'")
 
 
-class WrongOptionTest(InterferenceCase):
-
-    scenarios = [(words, {'arguments': arguments, 'words': words})
-                 for arguments, words in (
-        ((), '--application'),
-        (('--application', 'a'), 'NAME=COMMAND'),
-        (('--application', 'a=true', '--application', 'a=true'), "'a'"),
-        (('--file', '/none'), '/none'),
-        (('--application', 'a=/none'), 'command of a'))]
-
-    def test_error_names_it(self):
-        self.assertIn(self.words, self.measure(*self.arguments, code=1)[1])
-        self.assertFalse(self.path.exists())
-
-
-class WrongNumberTest(InterferenceCase):
-
-    scenarios = [(option, {'option': option, 'value': value})
-                 for option, value in (
-        ('--repeats', '0'), ('--warmups', '-1'), ('--timeout', 'nan'),
-        ('--oom-exit-code', '256'))]
-
-    def test_error_names_it(self):
-        _, errors = self.measure('--application', 'a=true', self.option,
-                                 self.value, code=2)
-        self.assertIn(self.option, errors)
+    def test_wrong_options(self):
+        a = '--application', 'a=true'
+        for arguments, words, code in (
+                ((), '--application', 1),
+                (('--application', 'a'), 'NAME=COMMAND', 1),
+                ((*a, *a), "'a'", 1), (('--file', '/none'), '/none', 1),
+                (('--application', 'a=/none'), 'command of a', 1),
+                ((*a, '--repeats', '0'), '--repeats', 2),
+                ((*a, '--warmups', '-1'), '--warmups', 2),
+                ((*a, '--timeout', 'nan'), '--timeout', 2),
+                ((*a, '--oom-exit-code', '256'), '--oom-exit-code', 2)):
+            self.assertIn(words, self.measure(*arguments, code=code)[1])
+            self.assertFalse(self.path.exists())
 
 
 class PredictionTest(InterferenceCase):
@@ -241,21 +212,15 @@ class PredictionTest(InterferenceCase):
             output = self.run_program(*arguments)[0]
             self.assertLessEqual(max(map(len, output.splitlines())), 80)
 
-
-class WrongJobTest(InterferenceCase):
-
-    scenarios = [(words, {'document': document, 'arguments': arguments,
-                          'words': words})
-                 for document, arguments, words in (
-        ({'slowdown': {'a': {'b': 1}}}, ('c=1',), 'a, b'),
-        ({'slowdown': {'a': {'b': 1}}}, ('a',), 'NAME=SECONDS'),
-        ({'slowdown': {'a': {'b': 1}}}, ('a=0',), 'positive number'),
-        ({'slowdown': {'a': {'b': 1}}}, ('a=1', '--memory', 5),
-         'leave --memory out'),
-        ({'slowdown': {'a': 1}}, ('a=1',), 'slowdown'))]
-
-    def test_error_says_what_is_right(self):
-        self.write(self.document)
-        for action in ('predict',), ('predict', '--gpus', 2):
-            self.assertIn(self.words, self.run_program(
-                *action, '--file', self.path, *self.arguments, code=1)[1])
+    def test_wrong_jobs(self):
+        one = {'slowdown': {'a': {'b': 1}}}
+        for document, arguments, words in (
+                (one, ('c=1',), 'a, b'), (one, ('a',), 'NAME=SECONDS'),
+                (one, ('a=0',), 'positive number'),
+                (one, ('a=1', '--memory', 5), 'leave --memory out'),
+                ({'slowdown': {'a': 1}}, ('a=1',), 'slowdown')):
+            self.write(document)
+            for gpus in (), ('--gpus', 2):
+                self.assertIn(words, self.run_program(
+                    'predict', *gpus, '--file', self.path, *arguments,
+                    code=1)[1])

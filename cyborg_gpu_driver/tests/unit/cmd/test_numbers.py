@@ -17,21 +17,18 @@ _LOST, _UNREADABLE, _VFIO = 'lost', 'unreadable', 'vfio'
 _BOARDS = ('0000:18:00.0', '0000:2a:00.0', '0000:3a:00.0', '0000:5d:00.0')
 
 
-class NumberCase(base.CommandCase):
+class NumberCase(base.HostCase):
     """A host of a few boards, of which some cannot be reached."""
 
     boards = dict.fromkeys(_BOARDS, 'h100-80')
+    gpus = 0
 
     def setUp(self):
         super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
         self.host = self.write('host.yaml', json.dumps({
             'driver_version': '570.124.03', 'gpus': [
                 {'model': model, 'address': address}
                 for address, model in self.boards.items()]}))
-        self.state = os.path.join(self.directory, 'machine.json')
-        self.options = {'state_path': f'{self.directory}/state',
-                        'simulate': self.host, 'simulate_state': self.state}
         self.file = self.write('layouts.yaml', 'version: v1\n'
                                'mig-configs:\n' + ''.join(
                                    self.entry(devices) for devices
@@ -60,15 +57,6 @@ class NumberCase(base.CommandCase):
                 f'  "{devices}-off":\n  - {{devices: {chosen}, mig-enabled: '
                 'false}\n')
 
-    def write(self, name, text):
-        path = os.path.join(self.directory, name)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(text)
-        return path
-
-    def machine(self):
-        return simulator.Machine.load(self.host, self.state)
-
     def spoil(self, condition, address):
         """Put a board into this condition."""
         if condition == _LOST:
@@ -77,12 +65,6 @@ class NumberCase(base.CommandCase):
             self.unreadable.add(address)
         elif condition == _VFIO:
             self.machine().bind_driver(address, 'vfio-pci')
-
-    def run_on_host(self, *arguments, code=0):
-        conf = self.configure('[gpu]\n' + ''.join(
-            f'{name} = {value}\n' for name, value in self.options.items()),
-            self.directory)
-        return self.run_program('--config-file', conf, *arguments, code=code)
 
     def layout(self, command, name, *arguments, code=0):
         return self.run_on_host('layout', command, '-f', self.file, '-c',
@@ -126,7 +108,8 @@ class LostTest(NumberCase):
                 self.refused('layout', command, '-f', self.file, '-c', name)
 
     def test_one_that_is_ignored_is_not_missed(self):
-        self.options['ignored_devices'] = self.lost
+        self.configure(f'[gpu]\nignored_devices = {self.lost}\n',
+                       self.directory)
         self.layout('plan', _ALL)
         output, _ = self.layout('apply', f'{_ALL}-off', '-o', 'json')
         self.assertEqual([0, 1, 3], [

@@ -20,26 +20,21 @@ _HANDLE = '3d1a1d0e-1c5c-4d8c-9a3b-0a6b0f0a3c11'
 _GONE = model.PciAddress.parse('0000:fe:00.0')
 
 
-class CordonCase(base.CommandCase):
+class CordonCase(base.HostCase):
 
     host = 'a30x4'
+    gpus = 0
 
     def setUp(self):
         super().setUp()
-        directory = self.useFixture(fixtures.TempDir()).path
-        self.state_path = f'{directory}/records'
-        self.conf = self.configure(
-            f'[gpu]\nsimulate = {self.host}\n'
-            f'state_path = {self.state_path}\n', directory)
         self.useFixture(fixtures.EnvironmentVariable('SUDO_USER'))
         self.gpu_cordons = cordons.GpuCordons(self.state_path)
-        rows = self.run_json('gpu', 'list')[0]
-        self.all = [row['address'] for row in rows]
+        self.all = [row['address']
+                    for row in self.rows_on_host('gpu', 'list')]
         self.one, self.other, *_ = map(model.PciAddress.parse, self.all)
 
     def run_json(self, *arguments, code=0):
-        output, errors = self.run_program(
-            '--config-file', self.conf, *arguments, '-f', 'json', code=code)
+        output, errors = self.run_on_host(*arguments, '-f', 'json', code=code)
         return json.loads(output), errors
 
     def lose_with_a_server(self):
@@ -47,14 +42,6 @@ class CordonCase(base.CommandCase):
         store.of(self.state_path).put(_GONE, claims=(gpu_record.Claim(
             _HANDLE, _GONE, _GONE, 'nvidia-689', '1g.6gb',
             gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
-
-    def without_gpus(self):
-        """A file with a simulated host that has no GPU."""
-        path = self.useFixture(fixtures.TempDir()).join('empty.yaml')
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write("driver_version: '550.144.02'\n"
-                         'cuda_version: 12040\ngpus: []\n')
-        return path
 
     def cordon(self, *gpus, reason='a fan'):
         return self.run_json('gpu', 'cordon', *gpus, '--reason', reason)[0]
@@ -106,8 +93,8 @@ class CordonTest(CordonCase):
         self.gpu_cordons.add(gone, 'root', 'a fan')
         self.run_json('gpu', 'uncordon', str(gone))
         self.assertEqual({}, self.gpu_cordons.known())
-        _, errors = self.run_program(
-            '--config-file', self.conf, 'gpu', 'cordon', str(gone),
+        _, errors = self.run_on_host(
+            'gpu', 'cordon', str(gone),
             '--reason', 'a fan', code=1)
         self.assertIn(str(gone), errors)
 
@@ -120,20 +107,20 @@ class CordonTest(CordonCase):
             row['address'] for row in self.cordon(str(_GONE))])
 
     def test_a_host_without_gpus(self):
+        host = self.write('empty.yaml', "driver_version: '550.144.02'\n"
+                          'cuda_version: 12040\ngpus: []\n')
         for command in (('cordon', '--reason', 'a fan'), ('uncordon',)):
-            _, errors = self.run_program(
-                '--config-file', '/dev/null', '--simulate',
-                self.without_gpus(), 'gpu', *command, '--all', code=1)
+            _, errors = self.run_program('--simulate', host, 'gpu', *command,
+                                         '--all', code=1)
             self.assertIn('it has no NVIDIA GPU', errors)
 
     def test_no_gpu_is_cordoned_without_its_name_and_a_good_reason(self):
         for command in (('cordon', '--all'), ('cordon', '--reason', 'x'),
                         ('cordon', '--reason', 'x', '--all', '0'),
                         ('uncordon',), ('prepare',)):
-            self.assertRaises(SystemExit, self.run_program, '--config-file',
-                              self.conf, 'gpu', *command)
-        _, errors = self.run_program(
-            '--config-file', self.conf, 'gpu', 'cordon', '--all',
+            self.assertRaises(SystemExit, self.run_on_host, 'gpu', *command)
+        _, errors = self.run_on_host(
+            'gpu', 'cordon', '--all',
             '--reason', ' ', code=1)
         self.assertIn("reason '' is not valid", errors)
         self.assertEqual({}, self.gpu_cordons.known())
@@ -164,11 +151,11 @@ class CordonTest(CordonCase):
 
     def test_a_gpu_that_is_left_alone(self):
         with open(self.conf, 'a', encoding='utf-8') as stream:
-            stream.write(f'ignored_devices = {self.one}\n')
+            stream.write(f'[gpu]\nignored_devices = {self.one}\n')
         self.assertEqual(self.all[1:], [
             row['address'] for row in self.cordon('--all')])
-        _, errors = self.run_program(
-            '--config-file', self.conf, 'gpu', 'cordon', str(self.one),
+        _, errors = self.run_on_host(
+            'gpu', 'cordon', str(self.one),
             '--reason', 'a fan', code=1)
         self.assertIn('it is in [gpu] ignored_devices', errors)
         self.assertEqual((), self.gpu_cordons.of(self.one))
