@@ -8,7 +8,6 @@ import pathlib
 
 _HEAD = """
 driver_version: '550.144.02'
-cuda_version: 12040
 gpus:
 """
 _GPU = """

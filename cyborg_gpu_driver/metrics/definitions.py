@@ -71,7 +71,8 @@ LABELS = {
             'vGPUs without mdev.',
     'vf': 'Address of the virtual function. Empty for a whole GPU and a group '
           'of GPUs.',
-    'server': 'UUID of the server. For a vGPU or slice, known with ``[gpu_cloud]``, or from libvirt.',
+    'server': 'UUID of the server. For a vGPU or slice, known with '
+              '``[gpu_cloud]``, or from libvirt.',
     'arq': 'UUID of the accelerator request. Empty unless ``[gpu_cloud]`` '
            'is set.',
     'project': "Id of the server's project; empty if unknown. For "

@@ -64,6 +64,46 @@ class Handles:
         self._keys.clear()
 
 
+class Objects:
+    """What a session has allocated, such as event sets, by handle.
+
+    :param first: a number below the first handle.
+    """
+
+    def __init__(self, first: int):
+        self._last = first
+        self._contents: dict[int, Any] = {}
+
+    def __len__(self):
+        return len(self._contents)
+
+    def make(self, content: Any) -> int:
+        """Return the handle of a new object."""
+        self._last += _STEP
+        self._contents[self._last] = content
+        return self._last
+
+    def get(self, argument: Any) -> Any:
+        """Return the content of a handle's object."""
+        try:
+            return self._contents[handle(argument)]
+        except KeyError:
+            raise faults.Refused(
+                pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
+
+    def set(self, argument: Any, content: Any) -> None:
+        self.get(argument)
+        self._contents[handle(argument)] = content
+
+    def free(self, argument: Any) -> None:
+        self.get(argument)
+        del self._contents[handle(argument)]
+
+    def clear(self) -> None:
+        """Forget all objects, as at the end of a session."""
+        self._contents.clear()
+
+
 # The caller's memory: reading arguments and filling out-arguments.
 #
 # Arguments are as pynvml passes them: integers or ctypes integers, arrays,
@@ -92,10 +132,7 @@ def text(argument: Any) -> str:
 
 
 def target(reference: Any) -> Any:
-    """The ctypes object that an out-argument points to.
-
-    :raises Refused: INVALID_ARGUMENT for NULL.
-    """
+    """The ctypes object that an out-argument points to."""
     if isinstance(reference, _BYREF):
         return reference._obj
     if isinstance(reference, ctypes._Pointer):
@@ -129,10 +166,7 @@ def put(reference: Any, value: int) -> None:
 
 
 def put_text(buffer: Any, length: int, value: str) -> None:
-    """Fill a text buffer of ``length`` bytes.
-
-    :raises Refused: INSUFFICIENT_SIZE if the text and its NUL do not fit.
-    """
+    """Fill a text buffer of ``length`` bytes."""
     data = value.encode()
     if len(data) >= length:
         raise faults.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
@@ -167,8 +201,6 @@ def array(reference: Any, kind: Any, length: int,
 
     :param capacity: how many elements fit according to the caller, if the
         array itself has no length.
-    :raises Refused: INSUFFICIENT_SIZE if the array is known to be shorter,
-        INVALID_ARGUMENT for NULL.
     """
     if isinstance(reference, ctypes._Pointer):
         if not reference:
@@ -186,11 +218,7 @@ def array(reference: Any, kind: Any, length: int,
 
 def put_list(reference: Any, count_reference: Any, kind: type,
              values: list[Any]) -> None:
-    """Fill a list as most NVML calls do: first the size, then the content.
-
-    :raises Refused: INSUFFICIENT_SIZE if there is no array or the caller's
-        count is too small; the needed count is filled in.
-    """
+    """Fill a list as most NVML calls do: first the size, then the content."""
     count = target(count_reference)
     room = count.value
     count.value = len(values)
@@ -234,8 +262,7 @@ def symbol(*names: str, writes: bool = False, privileged: bool = False,
     return register
 
 
-def numbers(subject: Callable, table: dict[str | tuple[str, ...], Callable]
-            ) -> None:
+def numbers(subject: Callable, table: dict[str, Callable]) -> None:
     """Register functions that fill integer out-arguments.
 
     :param subject: returns what the first argument of all of them names, such
@@ -253,8 +280,7 @@ def numbers(subject: Callable, table: dict[str | tuple[str, ...], Callable]
     _register(table, make)
 
 
-def texts(subject: Callable, table: dict[str | tuple[str, ...], Callable]
-          ) -> None:
+def texts(subject: Callable, table: dict[str, Callable]) -> None:
     """Register functions that fill a text buffer; see :func:`numbers`.
 
     The size of the buffer is a number or a pointer to one.
@@ -268,6 +294,5 @@ def texts(subject: Callable, table: dict[str | tuple[str, ...], Callable]
 
 
 def _register(table, make):
-    for names, function in table.items():
-        symbol(*([names] if isinstance(names, str) else names))(
-            make(function))
+    for name, function in table.items():
+        symbol(name)(make(function))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import struct
 import sys
 
@@ -18,7 +17,7 @@ from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 #
 # From "GPU Partitions" in the fabric manager's user guide, for one baseboard.
 
-EIGHT = ((1, 2, 3, 4, 5, 6, 7, 8),)
+_EIGHT = ((1, 2, 3, 4, 5, 6, 7, 8),)
 _FOURS = ((1, 2, 3, 4), (5, 6, 7, 8))
 _ONES = tuple((number,) for number in range(1, 9))
 _NEIGHBOURS = ((1, 2), (3, 4), (5, 6), (7, 8))
@@ -31,31 +30,15 @@ _LATER_RATE = 26562
 fourth, as "nvidia-smi nvlink -s" prints them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """A set of GPUs, given by their physical ids."""
-
-    number: int
-    gpus: tuple[int, ...]
-
-
-def table(architecture: int) -> tuple[Partition, ...]:
-    """The partitions of an architecture's baseboard.
-
-    :param architecture: NVML_DEVICE_ARCH_*.
-    """
+def table(architecture: int) -> dict[int, tuple[int, ...]]:
+    """The physical ids of the GPUs of each partition of a baseboard."""
     if architecture == pynvml.NVML_DEVICE_ARCH_AMPERE:
         numbers, pairs = _AMPERE_IDS, _NEIGHBOURS
     elif architecture == pynvml.NVML_DEVICE_ARCH_HOPPER:
         numbers, pairs = tuple(range(15)), _HOPPER_PAIRS
     else:
         numbers, pairs = tuple(range(1, 16)), _NEIGHBOURS
-    return tuple(map(Partition, numbers, (*EIGHT, *_FOURS, *pairs, *_ONES)))
-
-
-def line_rate(architecture: int) -> int:
-    """MB/s of one NVLink."""
-    return _LINE_RATES.get(architecture, _LATER_RATE)
+    return dict(zip(numbers, (*_EIGHT, *_FOURS, *pairs, *_ONES), strict=True))
 
 
 # The actions of nv-fabricmanager, with the machine held.
@@ -90,7 +73,7 @@ class Manager:
 
     @property
     def is_ampere(self) -> bool:
-        """Whether the fabric manager trains NVLinks and so knows them."""
+        """Whether the fabric manager trains NVLinks."""
         return self._architecture == pynvml.NVML_DEVICE_ARCH_AMPERE
 
     def gpu(self, physical_id: int) -> gpu_module.Gpu | None:
@@ -100,10 +83,18 @@ class Manager:
                      if gpu.on_switches
                      and host.module(gpu.address) == physical_id), None)
 
-    def gpus(self, partition: Partition) -> list[gpu_module.Gpu]:
+    def gpus(self, number: int) -> list[gpu_module.Gpu]:
         """The GPUs of a partition."""
-        return [gpu for gpu in map(self.gpu, partition.gpus)
+        if number not in self.partitions():
+            raise faults.Refused(BADPARAM)
+        return [gpu for gpu in map(self.gpu, self.partitions()[number])
                 if gpu is not None]
+
+    def partitions(self) -> dict[int, tuple[int, ...]]:
+        """The partitions of which the host has all GPUs."""
+        return {number: gpus for number, gpus
+                in table(self._architecture).items()
+                if all(map(self.gpu, gpus))}
 
     # Start of the fabric manager
 
@@ -138,49 +129,26 @@ class Manager:
 
     # API of the fabric manager
 
-    def supported(self) -> tuple[Partition, ...]:
-        """The partitions of which the fabric manager can use all GPUs."""
-        self._need(SHARED, VGPU)
-        return tuple(item for item in self._all()
-                     if not self._is_excluded(item))
-
-    def unsupported(self) -> tuple[Partition, ...]:
-        """The partitions with a GPU that the fabric manager cannot use."""
-        self._need(SHARED, VGPU)
-        return tuple(filter(self._is_excluded, self._all()))
-
-    def failed(self) -> None:
-        """Check that the fabric manager can report failed NVLinks.
-
-        It cannot if it was started with ``--restart``, whatever follows
-        ("Getting a List of Devices with Failed NVLinks" in the user guide).
-        """
-        if self.state.restarted:
-            raise faults.Refused(NOT_SUPPORTED)
-
-    def activate(self, number: int) -> None:
-        self._need(SHARED)
-        self._activate(number, [])
-
     def activate_functions(self, number: int, functions: list[str]) -> None:
         """Activate a partition with one virtual function of each GPU.
 
         NVIDIA/kubevirt-gpu-device-plugin#133 found on hardware that the
         fabric manager takes no more of them than the partition has GPUs.
         """
-        self._need(VGPU)
-        wanted = self._found(number)
-        carriers = [next((gpu for gpu in self.gpus(wanted)
+        self.need(VGPU)
+        gpus = self.gpus(number)
+        carriers = [next((gpu for gpu in gpus
                           if function in gpu.vfs()), None)
                     for function in functions]
-        if (None in carriers or len(carriers) != len(wanted.gpus)
+        if (None in carriers or len(carriers) != len(gpus)
                 or len(set(carriers)) != len(carriers)):
             raise faults.Refused(BADPARAM)
-        self._activate(number, functions)
+        self.activate(number, functions)
 
     def deactivate(self, number: int) -> None:
-        self._need(SHARED, VGPU)
-        self._found(number)
+        self.need(SHARED, VGPU)
+        if self.is_excluded(number):
+            raise faults.Refused(BADPARAM)
         if str(number) not in self.state.active:
             raise faults.Refused(UNINITIALIZED)
         self._cut_off(number, 'fabric partition deactivated under a guest')
@@ -191,8 +159,7 @@ class Manager:
         fabric = self.state
         if fabric.mode == BARE_METAL or not fabric.waiting:
             raise faults.Refused(NOT_SUPPORTED)
-        found = [self._known(number) for number in numbers]
-        taken = [gpu for item in found for gpu in item.gpus]
+        taken = [gpu for number in numbers for gpu in self.gpus(number)]
         if len(taken) != len(set(taken)):
             raise faults.Refused(BADPARAM)
         for number in list(fabric.active):
@@ -203,49 +170,37 @@ class Manager:
                          for number in numbers}
         fabric.waiting = False
 
-    def _activate(self, number, functions):
-        wanted = self._found(number)
-        if any(set(self._known(int(other)).gpus) & set(wanted.gpus)
+    def activate(self, number: int, functions: list[str]) -> None:
+        gpus = self.gpus(number)
+        if self.is_excluded(number):
+            raise faults.Refused(BADPARAM)
+        if any(set(self.gpus(int(other))) & set(gpus)
                for other in self.state.active):
             raise faults.Refused(IN_USE)
-        if (self.is_ampere and len(wanted.gpus) > 1
-                and any(gpu.state.mig for gpu in self.gpus(wanted))):
+        if (self.is_ampere and len(gpus) > 1
+                and any(gpu.state.mig for gpu in gpus)):
             raise faults.Refused(GENERIC_ERROR)
-        for gpu in map(self.gpu, wanted.gpus):
-            if gpu is not None and gpu.state.stale:
+        for gpu in gpus:
+            if gpu.state.stale:
                 gpu.harm('not reset after the fabric manager has started')
         self.state.active[str(number)] = functions
 
-    def _need(self, *modes):
+    def need(self, *modes: int) -> None:
+        """Check the mode, and that the fabric manager does not wait."""
         if self.state.mode not in modes:
             raise faults.Refused(NOT_SUPPORTED)
         if self.state.waiting:
             raise faults.Refused(NOT_CONFIGURED)
 
-    def _all(self):
-        return tuple(item for item in table(self._architecture)
-                     if all(map(self.gpu, item.gpus)))
-
-    def _known(self, number):
-        for item in self._all():
-            if item.number == number:
-                return item
-        raise faults.Refused(BADPARAM)
-
-    def _found(self, number):
-        found = self._known(number)
-        if self._is_excluded(found):
-            raise faults.Refused(BADPARAM)
-        return found
-
-    def _is_excluded(self, partition):
+    def is_excluded(self, number: int) -> bool:
+        """Whether a partition has a GPU that cannot be used."""
         return any(gpu.address in self.state.excluded
-                   for gpu in self.gpus(partition))
+                   for gpu in self.gpus(number))
 
     def _cut_off(self, number, mistake):
         """Shut down the NVLinks of a partition, which breaks its guests."""
         functions = self.state.active[str(number)]
-        for gpu in self.gpus(self._known(int(number))):
+        for gpu in self.gpus(int(number)):
             if gpu.state.guest or any(
                     vgpu.guest for vgpu in gpu.state.vgpus
                     if vgpu.function in functions):
@@ -375,16 +330,23 @@ class Library:
 
     def _fmGetSupportedFabricPartitions(self, found):
         _need_version(found, _LIST_SIZE, 1)
-        supported = self._manager.supported()
-        data = struct.pack(_LIST, _version(_LIST_SIZE, 1), len(supported),
-                           len(supported))
-        _put(found, _LIST_SIZE, data + b''.join(map(self._partition,
-                                                    supported)))
+        usable = self._partitions(excluded=False)
+        data = struct.pack(_LIST, _version(_LIST_SIZE, 1), len(usable),
+                           len(usable))
+        _put(found, _LIST_SIZE, data + b''.join(
+            self._partition(*item) for item in usable.items()))
 
-    def _partition(self, item):
-        active = str(item.number) in self._machine.state.fabric.active
-        gpus = b''.join(self._gpu(one, len(item.gpus)) for one in item.gpus)
-        return (struct.pack(_PARTITION, item.number, active, len(item.gpus))
+    def _partitions(self, excluded):
+        self._manager.need(SHARED, VGPU)
+        return {number: gpus for number, gpus
+                in self._manager.partitions().items()
+                if self._manager.is_excluded(number) == excluded}
+
+    def _partition(self, number, physical_ids):
+        active = str(number) in self._machine.state.fabric.active
+        gpus = b''.join(self._gpu(one, len(physical_ids))
+                        for one in physical_ids)
+        return (struct.pack(_PARTITION, number, active, len(physical_ids))
                 + gpus.ljust(_MAX_GPUS * struct.calcsize(_GPU), b'\0'))
 
     def _gpu(self, physical_id, count):
@@ -399,10 +361,11 @@ class Library:
         links = gpu.model.nvlinks
         return struct.pack(
             _GPU, physical_id, uuid, bus, links if count > 1 else 0, links,
-            line_rate(gpu.model.architecture))
+            _LINE_RATES.get(gpu.model.architecture, _LATER_RATE))
 
     def _fmActivateFabricPartition(self, number):
-        self._manager.activate(number)
+        self._manager.need(SHARED)
+        self._manager.activate(number, [])
 
     def _fmActivateFabricPartitionWithVFs(self, number, functions, count):
         if not functions or not 0 < count <= _MAX_GPUS:
@@ -427,18 +390,19 @@ class Library:
 
     def _fmGetNvlinkFailedDevices(self, found):
         _need_version(found, _FAILED_SIZE, 1)
-        self._manager.failed()
+        # "Getting a List of Devices with Failed NVLinks" in the user guide.
+        if self._machine.state.fabric.restarted:
+            raise faults.Refused(NOT_SUPPORTED)
         _put(found, _FAILED_SIZE,
              struct.pack('=III', _version(_FAILED_SIZE, 1), 0, 0))
 
     def _fmGetUnsupportedFabricPartitions(self, found):
         _need_version(found, _UNSUPPORTED_SIZE, 1)
-        items = self._manager.unsupported()
+        items = self._partitions(excluded=True)
         data = struct.pack('=II', _version(_UNSUPPORTED_SIZE, 1), len(items))
-        for item in items:
-            data += struct.pack(
-                f'=II{_MAX_GPUS}I', item.number, len(item.gpus), *item.gpus,
-                *[0] * (_MAX_GPUS - len(item.gpus)))
+        for number, gpus in items.items():
+            data += struct.pack(f'=II{_MAX_GPUS}I', number, len(gpus), *gpus,
+                                *[0] * (_MAX_GPUS - len(gpus)))
         _put(found, _UNSUPPORTED_SIZE, data)
 
     def _need_library(self):

@@ -78,17 +78,14 @@ class Faults:
     def fail(self, symbol: str, code: int, nth: int = 1,
              times: int | None = 1, after: bool = False,
              address: str | None = None) -> None:
-        """Make calls of a C symbol return ``code``.
+        """Make calls of a C symbol return ``code``; see :class:`Fault`.
 
         :param symbol: such as ``nvmlDeviceCreateGpuInstanceWithPlacement``;
-            globs are allowed; ``sriov-manage`` and ``mdevctl`` stand for
-            those programs, and :data:`VANISHES` for a new GPU instance.
+            globs are allowed; ``sriov-manage``, ``mdevctl`` and
+            ``nvidia-smi`` stand for those programs, and :data:`VANISHES` for
+            a new GPU instance.
         :param code: nvmlReturn_t; for a program an errno: ENOENT if it is
             not installed, EBUSY or EAGAIN for sriov-manage's unbindLock.
-        :param nth: the first call from now on that fails.
-        :param times: how many calls fail; None for all from the ``nth`` on.
-        :param after: do the work first, then return the error.
-        :param address: only calls on the GPU at that address.
         """
         kind = VANISHES if symbol == VANISHES else 'call'
         self._faults.append(
@@ -110,8 +107,7 @@ class Faults:
               sleep: Callable[[float], object] = time.sleep) -> None:
         """Make each call of ``symbol`` take ``seconds`` longer.
 
-        :param sleep: called with ``seconds`` before the call, while no lock
-            is held.
+        ``sleep`` is called with ``seconds`` while no lock is held.
         """
         self._delays[symbol] = (sleep, seconds)
 
@@ -134,7 +130,7 @@ class Faults:
         return self._strike('read', None, *paths)
 
     def _strike(self, kind, address, *names):
-        # Call strikes() of every fault: each one counts its matching calls.
+        # Each fault counts its matching calls.
         return next(iter([
             fault for fault in self._faults if fault.kind == kind
             and fault.address in (None, address)

@@ -18,6 +18,10 @@ VENDOR_VFIO = 'vendor-vfio'
 NO_FRAMEWORK = 'none'
 FRAMEWORKS = (MDEV, VENDOR_VFIO, NO_FRAMEWORK)
 
+NVIDIA = '10de'
+"""Vendor and subsystem vendor of all boards."""
+GPU_CLASS = '030200'
+
 _MODULES = (2, 4, 1, 3, 7, 5, 8, 6)
 """Module ids of the GPUs of a baseboard in the order of their addresses.
 Real boards also have their own order of module ids; this one is made up."""
@@ -115,12 +119,8 @@ class Model:
     architecture: int
     """NVML_DEVICE_ARCH_*."""
     compute_capability: tuple[int, int]
-    vendor: str = '10de'
     device: str
-    subsystem_vendor: str = '10de'
     subsystem_device: str
-    class_code: str = '030200'
-    """Six digits."""
     memory_mib: int
     bar1_mib: int
     power_limit_watts: int
@@ -129,7 +129,6 @@ class Model:
     """Whether faulty memory is remapped (since Ampere) or retired."""
     totalvfs: int = 0
     vf_offset: int = 4
-    vf_stride: int = 1
     nvlinks: int = 0
     """NVLink links; 0 if the board has none."""
     mig: Mig | None
@@ -186,9 +185,6 @@ class Host:
     """Digest of all files that were read. It ties a state file to a machine.
     """
     driver_version: str
-    nvml_version: str
-    cuda_version: int
-    """As nvmlSystemGetCudaDriverVersion returns it: 12040 for 12.4."""
     gpus: tuple[Gpu, ...]
     functions: tuple[Function, ...]
     virtual: bool = False
@@ -238,8 +234,10 @@ class Host:
     def pci_id(self, address: str) -> int:
         """Device id and vendor id of a function, as NVML packs them."""
         gpu = self.gpu(address)
-        found = gpu.model if gpu else self.function(address)
-        return int(found.device + found.vendor, 16)
+        if gpu is not None:
+            return int(gpu.model.device + NVIDIA, 16)
+        function = self.function(address)
+        return int(function.device + function.vendor, 16)
 
     def function(self, address: str) -> Function:
         """The function at an address, which is not one of the GPUs."""

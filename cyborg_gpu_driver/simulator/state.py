@@ -9,6 +9,8 @@ can share one machine.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from typing import Any
 
 import pynvml
@@ -52,18 +54,13 @@ class Meters:
 
 @dataclasses.dataclass
 class Scheduler:
-    """The setting of how vGPUs share a GPU or a GPU instance.
-
-    0 means that a value was not set.
-    """
+    """The setting of how vGPUs share a GPU or a GPU instance."""
 
     policy: int = pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT
     arr: int = pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT
     """Adaptive round robin (NVML_VGPU_SCHEDULER_ARR_*)."""
-    average: int = 0
-    frequency: int = 0
     time_slice: int = 0
-    """In nanoseconds."""
+    """In nanoseconds; 0 if it was not set."""
 
 
 @dataclasses.dataclass
@@ -356,41 +353,28 @@ def from_json(value: dict[str, Any]) -> State:
 
     :raises TypeError, KeyError, ValueError: if the value is something else.
     """
-    value = dict(value)
-    gpus = {address: _gpu(gpu) for address, gpu in value.pop('gpus').items()}
-    xids = [Xid(**xid) for xid in value.pop('xids')]
-    functions = {address: Function(**function) for address, function
-                 in value.pop('functions').items()}
-    damage = [Damage(**item) for item in value.pop('damage')]
-    blocked = [BlockedUnbind(
-        item['address'], item['driver'], _holders(item['holders']))
-        for item in value.pop('blocked')]
-    fabric = Fabric(**value.pop('fabric', {}))
-    return State(gpus=gpus, functions=functions, xids=xids, damage=damage,
-                 blocked=blocked, fabric=fabric, **value)
+    return _decoded(State, value)
 
 
-def _holders(value):
-    return [Holder(**holder) for holder in value]
+def _decoded(kind: Any, value: Any) -> Any:
+    if kind in _VALUES:
+        return kind(**value | {
+            name: _decoded(hint, value[name])
+            for name, hint in _nested(kind).items() if name in value})
+    *keys, items = typing.get_args(kind)
+    if keys:
+        return {int(key) if keys == [int] else key: _decoded(items, item)
+                for key, item in value.items()}
+    return [_decoded(items, item) for item in value]
 
 
-def _gpu(value):
-    value = dict(value)
-    instances = {int(key): _instance(instance) for key, instance
-                 in value.pop('instances').items()}
-    vgpus = [Vgpu(**vgpu) for vgpu in value.pop('vgpus')]
-    processes = [Process(**process) for process in value.pop('processes')]
-    scheduler = Scheduler(**value.pop('scheduler'))
-    outsiders = _holders(value.pop('outsiders'))
-    meters = Meters(**value.pop('meters', {}))
-    return Gpu(instances=instances, vgpus=vgpus, processes=processes,
-               scheduler=scheduler, outsiders=outsiders, meters=meters,
-               **value)
+_VALUES = frozenset({
+    BlockedUnbind, ComputeInstance, Damage, Fabric, Function, Gpu, Holder,
+    Instance, Meters, Process, Scheduler, State, Vgpu, Xid})
 
 
-def _instance(value):
-    value = dict(value)
-    compute = {int(key): ComputeInstance(**item) for key, item
-               in value.pop('compute').items()}
-    scheduler = Scheduler(**value.pop('scheduler'))
-    return Instance(compute=compute, scheduler=scheduler, **value)
+@functools.cache
+def _nested(kind: Any) -> dict[str, Any]:
+    """The types of the fields that JSON does not keep, by name."""
+    return {name: hint for name, hint in typing.get_type_hints(kind).items()
+            if _VALUES & {hint, *typing.get_args(hint)}}

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Stand-ins for the programs that run on a simulated machine."""
+"""Stand-ins for the programs that run on a simulated machine.
+
+Each function returns a function of the program's arguments, which returns what
+the program prints. It raises FileNotFoundError if the program is not installed
+and ProcessExecutionError if the program fails.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,8 @@ from collections.abc import Callable
 
 import pynvml
 
+from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
+
 _SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 _NOT_LOCKED = (errno.EBUSY, errno.EAGAIN)
 _NOT_TRIED = (errno.ENODEV, errno.EACCES)
@@ -20,10 +27,8 @@ _NOT_TRIED = (errno.ENODEV, errno.EACCES)
 def sriov_manage(machine) -> Callable[[str, bool], str]:
     """Return a stand-in for NVIDIA's script, with the output of the script.
 
-    :returns: a function of a GPU's address and of whether to enable or
-        disable its virtual functions. It returns what the script prints. It
-        raises FileNotFoundError if the script is not installed and
-        ProcessExecutionError if the script fails.
+    Its arguments are an address, and whether to enable or to disable the
+    virtual functions.
     """
     def run(address, enable):
         verb = 'Enabling' if enable else 'Disabling'
@@ -58,25 +63,18 @@ def _resume(machine):
     """
     for gpu in machine.gpus:
         with contextlib.suppress(OSError):
-            machine.smi_persistence(gpu.address, True)
+            _persist(machine, gpu.address, enable=True)
 
 
 def mdevctl(machine) -> Callable[..., str]:
-    """Return a stand-in for mdevctl, with only ``undefine --uuid UUID``.
-
-    :returns: a function of mdevctl's arguments; it raises FileNotFoundError
-        if mdevctl is not installed and ProcessExecutionError if it fails.
-    """
+    """Return a stand-in for mdevctl, with only ``undefine --uuid UUID``."""
     def run(*arguments):
         command = ' '.join(('mdevctl', *arguments))
-        match arguments:
-            case ('undefine', '--uuid' | '-u', uuid):
-                pass
-            case _:
-                raise _failure(command, 2, 'error: unexpected argument\n')
+        if len(arguments) != 3 or arguments[:2] != ('undefine', '--uuid'):
+            raise _failure(command, 2, 'error: unexpected argument\n')
         try:
             _need_root(machine)
-            machine.undefine_mdev(uuid)
+            machine.undefine_mdev(arguments[2])
         except FileNotFoundError as error:
             raise _not_installed('mdevctl') from error
         except OSError as error:
@@ -88,15 +86,8 @@ def mdevctl(machine) -> Callable[..., str]:
 
 
 def fabric_manager(machine) -> Callable[..., str]:
-    """Return a stand-in for nv-fabricmanager, with only ``--version``.
-
-    :returns: a function of nv-fabricmanager's arguments; it raises
-        FileNotFoundError if nv-fabricmanager is not installed.
-    """
+    """Return a stand-in for nv-fabricmanager, with only ``--version``."""
     def run(*arguments):
-        if arguments not in (('--version',), ('-v',)):
-            raise _failure(' '.join(('nv-fabricmanager', *arguments)), 1,
-                           'invalid option\n')
         with machine.operation():
             if machine.state.fabric_manager is None:
                 raise _not_installed('nv-fabricmanager')
@@ -109,25 +100,24 @@ def fabric_manager(machine) -> Callable[..., str]:
 def nvidia_smi(machine) -> Callable[..., str]:
     """Return a stand-in for nvidia-smi.
 
-    It has only ``--gpu-reset -i GPU`` and ``-i GPU -pm 0|1``. The output of
-    a reset is as in NVIDIA/NVSentinel#1690 and NVIDIA/mig-parted#181. The
-    exit statuses are those of nvidia-smi's manual page ("RETURN VALUE"), which
-    are codes of NVML.
-
-    :returns: a function of nvidia-smi's arguments; it raises
-        FileNotFoundError if nvidia-smi is not installed and
-        ProcessExecutionError if it fails.
+    It has only ``--gpu-reset -i ADDRESS`` and ``-i ADDRESS -pm 0|1``. The
+    output of a reset is as in NVIDIA/NVSentinel#1690. The exit statuses are
+    those of nvidia-smi's manual page ("RETURN VALUE"), which are codes of
+    NVML.
     """
     def run(*arguments):
         command = ' '.join(('nvidia-smi', *arguments))
 
         def fail(status, text):
             return _failure(command, status, f'{text}\n')
-        name, act = _smi_action(arguments)
-        if act is None:
-            raise fail(2, 'Invalid combination of input arguments: '
-                          + ' '.join(arguments))
-        what = 'reset' if act is _reset else 'set persistence mode for'
+        match arguments:
+            case ('--gpu-reset', '-i', name):
+                what, act = 'reset', _reset
+            case ('-i', name, '-pm', '0' | '1' as mode):
+                what = 'set persistence mode for'
+                act = functools.partial(_persist, enable=mode == '1')
+            case _:
+                raise fail(2, 'Invalid combination of input arguments')
         with machine.operation():
             nvml = machine.state.nvml
         if nvml:
@@ -140,44 +130,11 @@ def nvidia_smi(machine) -> Callable[..., str]:
         except FileNotFoundError as error:
             raise _not_installed('nvidia-smi') from error
         except OSError as error:
-            raise fail(*_smi_refusal(what, name, error)) from error
+            status, reason = _REASONS.get(
+                error.errno or 0, (255, str(error.strerror)))
+            raise fail(status,
+                       f'Unable to {what} GPU {name}: {reason}') from error
     return run
-
-
-def _smi_action(arguments):
-    """Return the GPU that arguments name, and the function to call."""
-    match arguments:
-        case ('--gpu-reset' | '-r', '-i' | '--id', name):
-            return name, _reset
-        case ('--gpu-reset' | '-r', option) if option.startswith('--id='):
-            return option.removeprefix('--id='), _reset
-        case ('-i' | '--id', name, '-pm' | '--persistence-mode',
-              '0' | '1' as mode):
-            return name, functools.partial(_persist, mode == '1')
-    return None, None
-
-
-def _reset(machine, name):
-    machine.smi_reset(name)
-    return f'GPU {name} was successfully reset.\nAll done.\n'
-
-
-def _persist(enable, machine, name):
-    word = 'Enabled' if enable else 'Disabled'
-    return (f'{word} persistence mode for GPU {name}.\n'
-            if machine.smi_persistence(name, enable) else
-            f'Persistence mode is already {word} for GPU {name}.\n'
-            ) + 'All done.\n'
-
-
-def _smi_refusal(what, name, error):
-    """The exit status and the text of an error."""
-    if error.errno == errno.ENXIO:
-        return 6, 'No devices were found'
-    if what != 'reset':
-        return 255, f'Unable to {what} GPU {name}: Unknown Error'
-    return (15 if error.errno == errno.EIO else 255,
-            _reset_refusal(name, error))
 
 
 _NO_NVML = {
@@ -188,23 +145,51 @@ _NO_NVML = {
         "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.",
 }
 """What nvidia-smi prints if NVML does not start, by the code of NVML."""
+_REASONS = {errno.EBUSY: (255, 'In use by another client'),
+            errno.EIO: (15, 'GPU is lost'),
+            errno.ENXIO: (6, 'No devices were found'),
+            errno.ENOTCONN: (255, 'Fabric Manager is not running')}
+"""Exit status and reason by errno."""
 
 
-def _reset_refusal(name, error):
-    reason = {errno.EBUSY: 'In use by another client',
-              errno.EIO: 'GPU is lost',
-              errno.ENOTCONN: 'Fabric Manager is not running'}.get(
-                  error.errno, error.strerror)
-    text = (f'\nThe following GPUs could not be reset:\n'
-            f'  GPU {name}: {reason}\n')
-    if error.errno == errno.EBUSY:
-        text += ('\n1 device is currently being used by one or more other '
-                 'processes (e.g., Fabric Manager, CUDA application, '
-                 'graphics application such as an X server, or a monitoring '
-                 'application such as another instance of nvidia-smi). '
-                 'Please first kill all processes using this device and all '
-                 'compute applications running in the system.\n')
-    return text
+@contextlib.contextmanager
+def _smi(machine, address):
+    """Count a run of nvidia-smi, and yield the GPU.
+
+    :raises OSError: ENXIO if NVML has no such GPU, or the code of a fault.
+    """
+    with machine.operation(write=True):
+        gpu = next((gpu for gpu in machine.library.visible()
+                    if gpu.address == address), None)
+        with machine.program('nvidia-smi', gpu and gpu.address):
+            if gpu is None:
+                raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+            yield gpu
+
+
+def _reset(machine, address):
+    with _smi(machine, address) as gpu:
+        driver_gpu.by_driver(gpu)
+    return f'GPU {address} was successfully reset.\nAll done.\n'
+
+
+def _persist(machine, address, enable):
+    """Set the persistence mode.
+
+    nvidia-smi asks nvidia-persistenced if that runs, otherwise NVML. The
+    daemon cannot open a GPU that was unbound since it started
+    (NVIDIA/k8s-dra-driver-gpu#1037).
+    """
+    with _smi(machine, address) as gpu:
+        if not machine.state.persistenced:
+            gpu.state.persistence = enable
+        elif enable and gpu.state.returned:
+            raise OSError(errno.ECONNREFUSED,
+                          os.strerror(errno.ECONNREFUSED))
+        else:
+            gpu.state.daemon = enable
+    word = 'Enabled' if enable else 'Disabled'
+    return f'{word} persistence mode for GPU {address}.\nAll done.\n'
 
 
 def _failure(command, status, stderr, stdout=''):

@@ -83,10 +83,7 @@ class Gpu:
                 if vgpu.function == function]
 
     def mig(self) -> spec.Mig:
-        """The capabilities of the model in MIG mode.
-
-        :raises Refused: NOT_SUPPORTED if the model has no MIG.
-        """
+        """The capabilities of the model in MIG mode."""
         if self.model.mig is None:
             raise faults.Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.model.mig
@@ -207,16 +204,16 @@ class Gpu:
 
 
 def _vf_address(gpu, index):
-    """Address of a VF; its routing id is the PF's + offset + index * stride.
+    """Address of a VF; its routing id is the PF's + offset + index.
 
-    Offset and stride are the PCIe SR-IOV capability's First VF Offset and VF
-    Stride.
+    The offset is the PCIe SR-IOV capability's First VF Offset. All known
+    boards have a VF Stride of 1.
     """
     domain, bus, rest = gpu.address.split(':')
     device, function = rest.split('.')
     identifier = ((int(bus, 16) << 8) | (int(device, 16) << 3)
                   | int(function, 16))
-    identifier += gpu.model.vf_offset + index * gpu.model.vf_stride
+    identifier += gpu.model.vf_offset + index
     return (f'{domain}:{identifier >> 8:02x}:'
             f'{identifier >> 3 & 0x1f:02x}.{identifier & 7}')
 
@@ -281,24 +278,16 @@ class Drivers:
         return found or '(null)'
 
     def set_override(self, address: str, text: str) -> None:
-        """Let a function match only one driver, or any for an empty line.
-
-        :raises OSError: EINVAL for a text that is too long; EOPNOTSUPP for
-            a virtual function, whose driver never changes here.
-        """
+        """Let a function match only one driver, or any for an empty line."""
         if address in self._vfs:
+            # The driver of a virtual function never changes here.
             _fail(errno.EOPNOTSUPP)
         if len(text) > _LONGEST:
             _fail(errno.EINVAL)
         self._state(address).override = text.removesuffix('\n') or None
 
     def unbind(self, driver: str, text: str) -> None:
-        """Unbind a function from its driver.
-
-        :raises OSError: ENODEV if there is no such function, or it is not
-            bound to this driver.
-        :raises Waits: while the function is in use.
-        """
+        """Unbind a function from its driver."""
         address = text.removesuffix('\n')
         if not self._known(address) or self.of(address) != driver:
             _fail(errno.ENODEV)
@@ -311,11 +300,7 @@ class Drivers:
         unbound(gpu)
 
     def bind(self, driver: str, text: str) -> None:
-        """Bind a function to a driver.
-
-        :raises OSError: ENODEV if there is no such function, or the driver
-            does not match it or fails; EBUSY if it is bound to a driver.
-        """
+        """Bind a function to a driver."""
         address = text.removesuffix('\n')
         if not self._known(address) or not self._matches(driver, address):
             _fail(errno.ENODEV)
@@ -326,8 +311,7 @@ class Drivers:
     def probe(self, text: str) -> None:
         """Bind a function without a driver to the first one that matches.
 
-        :raises OSError: ENODEV if there is no such function. If no driver
-            takes the function, this is not an error.
+        If no driver takes the function, this is not an error.
         """
         address = text.removesuffix('\n')
         if not self._known(address):
@@ -405,8 +389,7 @@ class Drivers:
                      if gpu.address == address), None)
 
     def _known(self, address):
-        """Whether there is such a function. VFs never change their driver.
-        """
+        """Whether there is such a function. VFs never change their driver."""
         return (self._gpu(address) is not None
                 or address in self._machine.state.functions)
 
@@ -474,8 +457,6 @@ def by_kernel(gpu: Gpu) -> None:
     NVML then returns; here the GPU is lost to NVML, with XID 79.
 
     :raises OSError: ENOTTY if the GPU is off the bus.
-    :raises Waits: while its driver is being unbound (the kernel's device
-        lock).
     """
     state = gpu.state
     if state.lost:

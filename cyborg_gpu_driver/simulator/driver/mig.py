@@ -27,9 +27,6 @@ def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:
     was passed to it: RESET_REQUIRED until it is started again. Hopper and
     later need no reset, and only computing processes keep the mode pending
     (MIG user guide, "Enable MIG Mode").
-
-    :raises Refused: NOT_SUPPORTED without MIG; IN_USE while instances, vGPUs
-        or, when leaving MIG, virtual functions exist.
     """
     mig = gpu.mig()
     state = gpu.state
@@ -56,10 +53,7 @@ def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:
 
 
 def enabled(gpu: gpu_module.Gpu) -> spec.Mig:
-    """The MIG capabilities of a GPU, which must be in MIG mode.
-
-    :raises Refused: NOT_SUPPORTED if the GPU is not in MIG mode.
-    """
+    """The MIG capabilities of a GPU, which must be in MIG mode."""
     mig = gpu.mig()
     if not gpu.state.mig:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -67,10 +61,7 @@ def enabled(gpu: gpu_module.Gpu) -> spec.Mig:
 
 
 def profile_by_id(mig: spec.Mig, profile_id: int) -> spec.InstanceProfile:
-    """The profile with one of the board's profile ids.
-
-    :raises Refused: INVALID_ARGUMENT if there is no such profile.
-    """
+    """The profile with one of the board's profile ids."""
     profile = mig.by_id(profile_id)
     if profile is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -88,49 +79,19 @@ def _occupied(gpu):
     return mask
 
 
-def _media_room(gpu, mig, profile):
-    """How many more instances of a profile the media engines allow.
+def _has_room(gpu, mig, profile):
+    """Whether the profile's maximum and the media engines allow one more.
 
     The engines of the GPU are divided among the instances. This alone limits
     +me to one instance, and makes +me.all exclude all profiles except -me.
     """
-    room = profile.max_instances
-    for engine in spec.ENGINES:
-        each = getattr(profile, engine)
-        if not each:
-            continue
-        taken = sum(getattr(mig.by_id(instance.profile_id), engine)
-                    for instance in gpu.state.instances.values())
-        room = min(room, (mig.engines(engine) - taken) // each)
-    return room
-
-
-def _room(gpu, mig, profile):
-    """How many more instances the profile's maximum and the media allow."""
-    same = sum(instance.profile_id == profile.profile_id
-               for instance in gpu.state.instances.values())
-    return max(0, min(profile.max_instances - same,
-                      _media_room(gpu, mig, profile)))
-
-
-def remaining(gpu: gpu_module.Gpu, profile_id: int) -> int:
-    """How many more instances of a profile could be created.
-
-    :raises Refused: NOT_SUPPORTED unless in MIG mode, INVALID_ARGUMENT for
-        an unknown profile.
-    """
-    mig = enabled(gpu)
-    profile = profile_by_id(mig, profile_id)
-    mask = _occupied(gpu)
-    count = 0
-    # For intervals of one size, taking the first free one each time packs
-    # the most of them.
-    for start in sorted(profile.starts):
-        units = _units(start, profile.size)
-        if not mask & units:
-            mask |= units
-            count += 1
-    return min(count, _room(gpu, mig, profile))
+    others = [mig.by_id(instance.profile_id)
+              for instance in gpu.state.instances.values()]
+    return others.count(profile) < profile.max_instances and all(
+        getattr(profile, engine)
+        + sum(getattr(other, engine) for other in others)
+        <= mig.engines(engine)
+        for engine in spec.ENGINES if getattr(profile, engine))
 
 
 def create(gpu: gpu_module.Gpu, profile_id: int,
@@ -138,10 +99,6 @@ def create(gpu: gpu_module.Gpu, profile_id: int,
     """Create a GPU instance; return its id.
 
     :param placement: start and size; None for the driver's own choice.
-    :raises Refused: NOT_SUPPORTED unless in MIG mode; INVALID_ARGUMENT for
-        an unknown profile or a placement that the profile does not have;
-        INSUFFICIENT_RESOURCES if the placement is occupied or no engines
-        are left.
     """
     mig = enabled(gpu)
     profile = profile_by_id(mig, profile_id)
@@ -155,7 +112,7 @@ def create(gpu: gpu_module.Gpu, profile_id: int,
     mask = _occupied(gpu)
     free = [start for start in starts
             if not mask & _units(start, profile.size)]
-    if not free or not _room(gpu, mig, profile):
+    if not free or not _has_room(gpu, mig, profile):
         raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
     # As seen on real boards, ids number the nodes of a binary heap over the
     # grid: the whole is 0, the halves are 1 and 2, and so on.
@@ -167,11 +124,7 @@ def create(gpu: gpu_module.Gpu, profile_id: int,
 
 
 def destroy(gpu: gpu_module.Gpu, instance_id: int) -> None:
-    """Destroy a GPU instance.
-
-    :raises Refused: IN_USE while it has compute instances, processes or a
-        vGPU.
-    """
+    """Destroy a GPU instance."""
     state = gpu.state
     if (state.instances[instance_id].compute
             or any(process.instance == instance_id
@@ -181,16 +134,11 @@ def destroy(gpu: gpu_module.Gpu, instance_id: int) -> None:
     del state.instances[instance_id]
 
 
-def compute_profiles(gpu: gpu_module.Gpu, instance: state_module.Instance
-                     ) -> tuple[spec.ComputeProfile, ...]:
-    """The compute instance profiles of a GPU instance."""
-    return gpu.mig().compute_profiles[_slices(gpu, instance)]
-
-
 def compute_profile(gpu: gpu_module.Gpu, instance: state_module.Instance,
                     number: int) -> spec.ComputeProfile | None:
     """A compute instance profile by its index, which is also its id."""
-    return next((profile for profile in compute_profiles(gpu, instance)
+    profiles = gpu.mig().compute_profiles[_slices(gpu, instance)]
+    return next((profile for profile in profiles
                  if profile.enum == number), None)
 
 
@@ -216,20 +164,9 @@ def _free_compute_starts(gpu, instance, profile):
             if not mask & _units(start, profile.slices)]
 
 
-def compute_remaining(gpu: gpu_module.Gpu,
-                      instance: state_module.Instance,
-                      profile: spec.ComputeProfile) -> int:
-    """How many more compute instances of a profile could be created."""
-    return len(_free_compute_starts(gpu, instance, profile))
-
-
 def create_compute(gpu: gpu_module.Gpu, instance_id: int, number: int,
                    placement: tuple[int, int] | None = None) -> int:
-    """Create a compute instance in a GPU instance; return its id.
-
-    :raises Refused: INVALID_ARGUMENT for an unknown profile or placement,
-        INSUFFICIENT_RESOURCES if the placement is occupied.
-    """
+    """Create a compute instance in a GPU instance; return its id."""
     instance = gpu.state.instances[instance_id]
     profile = compute_profile(gpu, instance, number)
     if profile is None:
@@ -256,10 +193,7 @@ def create_compute(gpu: gpu_module.Gpu, instance_id: int, number: int,
 
 def destroy_compute(gpu: gpu_module.Gpu, instance_id: int,
                     compute_id: int) -> None:
-    """Destroy a compute instance.
-
-    :raises Refused: IN_USE while a process runs in it.
-    """
+    """Destroy a compute instance."""
     if any(process.instance == instance_id
            and process.compute == compute_id
            for process in gpu.state.processes):

@@ -32,13 +32,6 @@ def available(gpu: gpu_module.Gpu, kind: spec.VgpuType,
     return room if gpu.vgpu_on_pf else min(room, 1)
 
 
-def creatable(gpu: gpu_module.Gpu) -> list[spec.VgpuType]:
-    """The types of which one more vGPU fits somewhere on the GPU."""
-    return [kind for kind in gpu.model.vgpu_types
-            if any(available(gpu, kind, function)
-                   for function in gpu.vgpu_functions())]
-
-
 def _room(gpu, kind):
     same = sum(vgpu.type_id == kind.type_id for vgpu in gpu.state.vgpus)
     if kind.profile_id is not None:
@@ -84,8 +77,6 @@ def create(gpu: gpu_module.Gpu, kind: spec.VgpuType, function: str,
 
     A MIG-backed vGPU takes the GPU instance of its profile that has room and
     the lowest id. This need not be the one that was created last.
-
-    :raises Unavailable: if the vGPU cannot be created there now.
     """
     if available(gpu, kind, function) < 1:
         raise faults.Unavailable()
@@ -114,8 +105,6 @@ def remove_mdev(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
     refuse to remove an mdev in use. It leads to vfio_unregister_group_dev in
     drivers/vfio/vfio_main.c, which asks the user to give the device up (QEMU
     unplugs it from the guest), and waits until it is closed.
-
-    :raises Waits: while a process has it open.
     """
     if not vgpu.holders:
         gpu.state.vgpus.remove(vgpu)
@@ -143,8 +132,6 @@ def set_params(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
     :param text: ``name=value[,name=value]``, which replaces the former
         parameters; a single space removes them. Names and values are not
         checked before a guest starts.
-    :raises OSError: EINVAL for other text, EBUSY while the vGPU's device is
-        open.
     """
     if vgpu.holders:
         raise OSError(errno.EBUSY, '')
@@ -158,13 +145,7 @@ def set_params(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
 
 def start_guest(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
                 pid: int) -> None:
-    """Start a virtual machine on a vGPU.
-
-    :param pid: id of the virtual machine's process.
-    :raises OSError: if the vGPU cannot have the requested placement, so that
-        the virtual machine does not boot: EINVAL if no vGPU of its type can
-        have that placement, EBUSY if another vGPU overlaps.
-    """
+    """Start a virtual machine, with this process id, on a vGPU."""
     mig.check(gpu, vgpu)
     if vgpu.function in gpu.state.wedged:
         gpu.harm(f'a guest on the dead function {vgpu.function}')
@@ -187,8 +168,6 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
         script must: it requests the driver's unbindLock
         (nv_procfs_close_unbind_lock in kernel-open/nvidia/nv-procfs.c of
         NVIDIA's open kernel modules).
-    :raises OSError: EBUSY while processes or vGPUs use the GPU; ENODEV if
-        the GPU is not bound to NVIDIA's driver or has no SR-IOV.
     """
     total = gpu.model.totalvfs
     if not gpu.bound or not total:

@@ -10,10 +10,10 @@ import pynvml
 
 from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator import faults
+from cyborg_gpu_driver.simulator import spec
 
 Refused = faults.Refused
 _MIB = 1 << 20
-_MEMORY_V2 = 0x02000028
 _RESERVED_MIB = 600
 _VBIOS = {pynvml.NVML_DEVICE_ARCH_VOLTA: '88.00.98.00.01',
           pynvml.NVML_DEVICE_ARCH_TURING: '90.04.96.00.02',
@@ -35,28 +35,9 @@ def asked_for(library, name, argument):
         position = abi.number(argument)
         gpus = library.visible()
         return gpus[position] if 0 <= position < len(gpus) else None
-    if 'ByUUID' in name:
-        return _by_uuid(library, abi.text(argument))[0]
     address = sysfs_address(abi.text(argument))
-    return _first(library, lambda gpu: gpu.address == address)
-
-
-def _first(library, test):
-    return next((gpu for gpu in library.visible() if test(gpu)), None)
-
-
-def _open_until(library, found):
-    """Open the GPUs that NVML checks until it finds the requested one.
-
-    nvml.h of nvmlDeviceGetHandleByUUID: NVML may initialize additional GPUs as
-    it searches for the target GPU. This matters for GPUs that were bound to
-    nvidia after the session started.
-    """
-    for gpu in library.visible():
-        if not gpu.unreachable:
-            library.machine.opens.open(gpu)
-        if gpu is found:
-            return
+    return next((gpu for gpu in library.visible()
+                 if gpu.address == address), None)
 
 
 def sysfs_address(bus_id):
@@ -69,19 +50,7 @@ def sysfs_address(bus_id):
     return f'{domain:04x}:{bus:02x}:{device:02x}.{function}'
 
 
-def _by_uuid(library, uuid):
-    """The GPU of a UUID, and the instance ids if it is a MIG device's."""
-    for gpu in library.visible():
-        if gpu.spec.uuid == uuid:
-            return gpu, None
-        for instance_id, instance in gpu.state.instances.items():
-            for compute_id, compute in instance.compute.items():
-                if compute.uuid == uuid:
-                    return gpu, (instance_id, compute_id)
-    return None, None
-
-
-@abi.symbol('nvmlDeviceGetHandleByIndex_v2', 'nvmlDeviceGetHandleByIndex')
+@abi.symbol('nvmlDeviceGetHandleByIndex_v2')
 def handle_by_index(library, index, handle):
     gpu = asked_for(library, 'ByIndex', index)
     if gpu is None:
@@ -89,47 +58,28 @@ def handle_by_index(library, index, handle):
     abi.put_handle(handle, library.handle_of(gpu))
 
 
-@abi.symbol('nvmlDeviceGetHandleByPciBusId_v2',
-            'nvmlDeviceGetHandleByPciBusId')
+@abi.symbol('nvmlDeviceGetHandleByPciBusId_v2')
 def handle_by_bus_id(library, bus_id, handle):
     if sysfs_address(abi.text(bus_id)) is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    _put_found(library, asked_for(library, 'ByPciBusId', bus_id), handle)
-
-
-def _put_found(library, gpu, handle):
+    gpu = asked_for(library, 'ByPciBusId', bus_id)
     if gpu is None:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
     abi.put_handle(handle, library.handle_of(gpu))
-
-
-@abi.symbol('nvmlDeviceGetHandleByUUID')
-def handle_by_uuid(library, uuid, handle):
-    _put_by_uuid(library, abi.text(uuid), handle)
-
-
-def _put_by_uuid(library, uuid, handle):
-    gpu, ids = _by_uuid(library, uuid)
-    _open_until(library, gpu)
-    if ids is None:
-        _put_found(library, gpu, handle)
-    else:
-        abi.put_handle(handle, library.compute_handle(gpu, *ids, 'mig'))
 
 
 def _profile(gpu, ids):
     return gpu.mig().by_id(gpu.state.instances[ids[0]].profile_id)
 
 
-@abi.symbol('nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetPciInfo')
+@abi.symbol('nvmlDeviceGetPciInfo_v3')
 def pci_info(library, handle, info):
     gpu = library.gpu(handle)
     info = abi.target(info)
     model = gpu.model
     fill_bus_id(info, gpu.address)
-    info.pciDeviceId = int(model.device + model.vendor, 16)
-    info.pciSubSystemId = int(
-        model.subsystem_device + model.subsystem_vendor, 16)
+    info.pciDeviceId = int(model.device + spec.NVIDIA, 16)
+    info.pciSubSystemId = int(model.subsystem_device + spec.NVIDIA, 16)
 
 
 def fill_bus_id(info, address):
@@ -148,43 +98,11 @@ def _memory_mib(gpu, ids):
 
 @abi.symbol('nvmlDeviceGetMemoryInfo')
 def memory_info(library, handle, info):
-    gpu, ids = library.device(handle)
-    library.check_usage(gpu, ids)
-    total = _memory_mib(gpu, ids) * _MIB
+    total = _memory_mib(*library.device(handle)) * _MIB
     info = abi.target(info)
     info.total = total
     info.used = min(_RESERVED_MIB * _MIB, total)
     info.free = total - info.used
-
-
-@abi.symbol('nvmlDeviceGetMemoryInfo_v2')
-def memory_info_v2(library, handle, info):
-    gpu, ids = library.device(handle)
-    library.check_usage(gpu, ids)
-    total = _memory_mib(gpu, ids) * _MIB
-    info = abi.versioned(info, _MEMORY_V2)
-    info.total = total
-    info.reserved = min(_RESERVED_MIB * _MIB, total)
-    info.used = 0
-    info.free = total - info.reserved
-
-
-@abi.symbol('nvmlDeviceGetBAR1MemoryInfo')
-def bar1_memory_info(library, handle, info):
-    total = library.gpu(handle).model.bar1_mib * _MIB
-    info = abi.target(info)
-    info.bar1Total = info.bar1Free = total
-    info.bar1Used = 0
-
-
-@abi.symbol('nvmlDeviceGetMemoryAffinity')
-def memory_affinity(library, handle, size, nodes, scope):
-    # Without NUMA, node 0: seen on an H100 and an H200, driver 580.159.04.
-    node = max(library.gpu(handle).spec.numa_node, 0)
-    nodes = abi.target(nodes)
-    for position in range(abi.number(size)):
-        nodes[position] = (
-            1 << node % 64 if position == node // 64 else 0)
 
 
 @abi.symbol('nvmlDeviceSetPersistenceMode', writes=True,
@@ -192,22 +110,6 @@ def memory_affinity(library, handle, size, nodes, scope):
 def set_persistence_mode(library, handle, mode):
     # This does not reach nvidia-persistenced; only nvidia-smi does.
     library.gpu(handle).state.persistence = abi.switch(mode)
-
-
-@abi.symbol('nvmlDeviceGetAttributes_v2')
-def attributes(library, handle, values):
-    gpu, ids = library.device(handle)
-    if ids is None:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    profile = _profile(gpu, ids)
-    compute = gpu.state.instances[ids[0]].compute[ids[1]]
-    values = abi.target(values)
-    values.multiprocessorCount = (
-        profile.multiprocessors * compute.size // profile.slices)
-    put_shared_engines(values, profile)
-    values.gpuInstanceSliceCount = profile.slices
-    values.computeInstanceSliceCount = compute.size
-    values.memorySizeMB = profile.memory_mib
 
 
 @abi.symbol('nvmlDeviceSetEccMode', writes=True, privileged=True)
@@ -235,15 +137,6 @@ def confidential_computing(library, state):
                          else pynvml.NVML_CC_SYSTEM_ENVIRONMENT_UNAVAILABLE)
     found.ccFeature = int(mode == 'on')
     found.devToolsMode = int(mode == 'devtools')
-
-
-def put_shared_engines(values, profile):
-    """Write the engines that the compute instances of an instance share."""
-    values.sharedCopyEngineCount = profile.copy_engines
-    values.sharedDecoderCount = profile.decoders
-    values.sharedEncoderCount = profile.encoders
-    values.sharedJpegCount = profile.jpeg
-    values.sharedOfaCount = profile.ofa
 
 
 def gpu_of(library, handle):
@@ -276,8 +169,7 @@ abi.texts(gpu_of, {
 abi.numbers(device_of, {
     'nvmlDeviceGetArchitecture': lambda device: device[0].model.architecture,
     'nvmlDeviceGetCudaComputeCapability':
-        lambda device: device[0].model.compute_capability,
-    'nvmlDeviceIsMigDeviceHandle': lambda device: device[1] is not None})
+        lambda device: device[0].model.compute_capability})
 abi.numbers(gpu_of, {
     # nvml.h: 0 for a GPU that is not on a baseboard.
     'nvmlDeviceGetModuleId':

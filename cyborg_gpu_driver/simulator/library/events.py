@@ -20,8 +20,6 @@ from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.library import device as library_device
 
 Refused = faults.Refused
-_FIRST = 0x7f5300000000
-_STEP = 0x40
 _WHOLE_GPU = 0xffffffff
 _LOOK_EVERY = 0.05
 """In seconds. Another process cannot wake a waiting process."""
@@ -48,40 +46,9 @@ class _Registered:
     """Number of the machine's last event that the set does not report."""
 
 
-class EventSets:
-    """The event sets of one session."""
-
-    def __init__(self):
-        self._sets: dict[int, dict[str, _Registered]] = {}
-        self._next = _FIRST
-
-    def make(self) -> int:
-        self._next += _STEP
-        self._sets[self._next] = {}
-        return self._next
-
-    def get(self, argument: object) -> dict[str, _Registered]:
-        """Return the GPUs in the set of a handle, by address.
-
-        :raises Refused: INVALID_ARGUMENT if there is no such set.
-        """
-        try:
-            return self._sets[abi.handle(argument)]
-        except KeyError:
-            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
-
-    def free(self, argument: object) -> None:
-        self.get(argument)
-        del self._sets[abi.handle(argument)]
-
-    def clear(self) -> None:
-        """Forget all sets, as at the end of a session."""
-        self._sets.clear()
-
-
 @abi.symbol('nvmlEventSetCreate')
 def create(library, reference):
-    abi.put_handle(reference, library.events.make())
+    abi.put_handle(reference, library.events.make({}))
 
 
 @abi.symbol('nvmlEventSetFree')

@@ -11,6 +11,7 @@ ctypes.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import Any
 
@@ -28,8 +29,6 @@ from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
 TOPICS = (library_device, library_events, library_mig, library_telemetry,
           library_vgpu)
-_WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
-                              'nvmlErrorString'})
 
 _LOOK_AGAIN = 5000
 """In microseconds. Another process cannot wake a waiting process."""
@@ -44,8 +43,8 @@ class Library:
     def __init__(self, machine):
         self.machine = machine
         self.handles = abi.Handles()
-        self.events = library_events.EventSets()
-        self.samples = library_telemetry.Samples()
+        self.events = abi.Objects(0x7f5300000000)
+        self.samples = abi.Objects(0x7f5400000000)
         self._sessions = 0
         self._hanging: list[str] = []
         """The calls of this process that do not return now."""
@@ -57,12 +56,12 @@ class Library:
             symbol = abi.TABLE[name]
         except KeyError:
             raise AttributeError(name) from None
-        function = _Function(self, name, symbol)
+        # Callers may set ``restype``, as with ctypes.
+        function = functools.partial(self.call, name, symbol)
         setattr(self, name, function)
         return function
 
-    def call(self, name: str, symbol: abi.Symbol,
-             arguments: tuple[Any, ...]) -> Any:
+    def call(self, name: str, symbol: abi.Symbol, *arguments: Any) -> Any:
         """Call a C function as one operation on the machine."""
         machine = self.machine
         machine.faults.wait(name)
@@ -128,7 +127,7 @@ class Library:
         return None
 
     def _check(self, name, symbol, arguments):
-        if name in _WITHOUT_SESSION:
+        if name == 'nvmlInitWithFlags':
             return
         if not self.open:
             raise Refused(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -142,7 +141,7 @@ class Library:
         It is enough for the calls that read GPU instances of a GPU in MIG
         mode: these need root but change nothing.
         """
-        if symbol.writes or not self.machine.reads_instances:
+        if symbol.writes or not self.machine.allowed:
             return False
         address = self._address('', arguments)
         return (address is not None
@@ -154,12 +153,10 @@ class Library:
         return (self._sessions > 0 and self._process == os.getpid()
                 and self._boot == self.machine.state.boot)
 
-    def start(self, attach: bool = True) -> None:
+    def start(self, attach: bool) -> None:
         """Start a session (nvmlInit), and open the device nodes of all GPUs.
 
         Sessions nest. A fork or a reboot ends all sessions.
-
-        :param attach: unless NVML_INIT_FLAG_NO_ATTACH was given.
         """
         state = self.machine.state
         if state.nvml:
@@ -205,11 +202,7 @@ class Library:
                 if gpu.bound and not gpu.state.removing]
 
     def handle_of(self, gpu: gpu_module.Gpu) -> int:
-        """Return a handle of a GPU, and open the GPU's device node.
-
-        :raises Refused: GPU_IS_LOST if the GPU fell off the bus; UNKNOWN if
-            the driver refuses to open it (the error of nv_open_device).
-        """
+        """Return a handle of a GPU, and open the GPU's device node."""
         if gpu.unreachable:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         if gpu.refused:
@@ -244,11 +237,7 @@ class Library:
 
     def device(self, argument: Any
                ) -> tuple[gpu_module.Gpu, tuple[int, int] | None]:
-        """The GPU of a device handle, and the ids of a MIG device.
-
-        :raises Refused: INVALID_ARGUMENT for a dead or foreign handle,
-            GPU_IS_LOST.
-        """
+        """The GPU of a device handle, and the ids of a MIG device."""
         key = self._key(argument, 'gpu', 'mig')
         gpu = self.machine.gpu(key[1])
         return gpu, None if key[0] == 'gpu' else (key[2], key[3])
@@ -259,23 +248,6 @@ class Library:
         if ids is not None:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return gpu
-
-    def check_usage(self, gpu: gpu_module.Gpu,
-                    ids: tuple[int, int] | None) -> None:
-        """Check that this process may read how a GPU is used.
-
-        For a GPU with GPU instances, the driver refuses this without the
-        capability ``mig/monitor`` (subdeviceCtrlCmdGpuGetPids_IMPL and
-        kern_mem_sys_ctrl.c of NVIDIA's open kernel modules;
-        NVIDIA/nvidia-container-toolkit#842).
-
-        :param ids: of the MIG device that the call is about, if it is one.
-        :raises Refused: NO_PERMISSION.
-        """
-        if (ids is None and gpu.state.mig and gpu.state.instances
-                and not self.machine.privileged
-                and not self.machine.reads_usage):
-            raise Refused(pynvml.NVML_ERROR_NO_PERMISSION)
 
     def instance(self, argument: Any) -> tuple[
             gpu_module.Gpu, int, state_module.Instance]:
@@ -301,27 +273,7 @@ class Library:
         return key
 
 
-class _Function:
-    """A C function. Callers may set ``restype``, as with ctypes."""
-
-    restype = None
-
-    def __init__(self, library, name, symbol):
-        self._library = library
-        self._name = name
-        self._symbol = symbol
-
-    def __call__(self, *arguments):
-        return self._library.call(self._name, self._symbol, arguments)
-
-
 # NVML's calls about the session and the system.
-
-_PCI = 'NVML_ERROR_'
-_TEXTS = {
-    getattr(pynvml, name): name[len(_PCI):].replace('_', ' ').capitalize()
-    for name in dir(pynvml) if name.startswith(_PCI)}
-
 
 @abi.symbol('nvmlInitWithFlags')
 def init_with_flags(library, flags):
@@ -329,22 +281,9 @@ def init_with_flags(library, flags):
                   & pynvml.NVML_INIT_FLAG_NO_ATTACH)
 
 
-@abi.symbol('nvmlInit_v2')
-def init(library):
-    library.start()
-
-
 @abi.symbol('nvmlShutdown')
 def shutdown(library):
     library.stop()
-
-
-@abi.symbol('nvmlErrorString')
-def error_string(library, code):
-    code = abi.number(code)
-    if code == pynvml.NVML_SUCCESS:
-        return b'Success'
-    return _TEXTS.get(code, 'Unknown Error').encode()
 
 
 @abi.symbol('nvmlSystemGetDriverVersion')
@@ -353,18 +292,6 @@ def driver_version(library, buffer, length):
                  library.machine.host.driver_version)
 
 
-@abi.symbol('nvmlSystemGetNVMLVersion')
-def nvml_version(library, buffer, length):
-    abi.put_text(buffer, abi.number(length),
-                 library.machine.host.nvml_version)
-
-
-@abi.symbol('nvmlSystemGetCudaDriverVersion',
-            'nvmlSystemGetCudaDriverVersion_v2')
-def cuda_version(library, version):
-    abi.put(version, library.machine.host.cuda_version)
-
-
-@abi.symbol('nvmlDeviceGetCount_v2', 'nvmlDeviceGetCount')
+@abi.symbol('nvmlDeviceGetCount_v2')
 def device_count(library, count):
     abi.put(count, len(library.visible()))

@@ -31,23 +31,6 @@ def set_mode(library, handle, mode, activation):
     abi.put(activation, rules.set_mode(gpu, enable))
 
 
-def _enumerated(library, handle, number):
-    """The profile of an index.
-
-    :raises Refused: NOT_SUPPORTED for a gap in NVML's list of profiles,
-        INVALID_ARGUMENT for an index outside of the list.
-    """
-    gpu = library.gpu(handle)
-    mig = gpu.mig()
-    value = abi.number(number)
-    if not 0 <= value < _profile_count(gpu.machine.host.driver_version):
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    profile = mig.by_enum(value)
-    if profile is None:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return profile
-
-
 def _profile_count(driver_version):
     """The length of NVML's list of profiles, which grows with the driver."""
     if int(driver_version.partition('.')[0]) <= 580:
@@ -55,7 +38,26 @@ def _profile_count(driver_version):
     return pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 
 
-def _fill(info, profile):
+@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
+def profile_info(library, handle, number, info):
+    """Fill a structure of version 2, which has a name, or of version 3.
+
+    Version 3 has capabilities instead of peer access. NOT_SUPPORTED is a gap
+    in NVML's list of profiles.
+    """
+    gpu = library.gpu(handle)
+    mig = gpu.mig()
+    number = abi.number(number)
+    if not 0 <= number < _profile_count(gpu.machine.host.driver_version):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    profile = mig.by_enum(number)
+    if profile is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    info = abi.target(info)
+    version = info.version >> 24
+    if (version not in _VERSIONS
+            or info.version & 0xffffff != ctypes.sizeof(info)):
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     info.id = profile.profile_id
     info.sliceCount = profile.slices
     info.instanceCount = profile.max_instances
@@ -66,39 +68,6 @@ def _fill(info, profile):
     info.jpegCount = profile.jpeg
     info.ofaCount = profile.ofa
     info.memorySizeMB = profile.memory_mib
-
-
-@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfo')
-def profile_info(library, handle, number, info):
-    profile = _enumerated(library, handle, number)
-    info = abi.target(info)
-    _fill(info, profile)
-    info.isP2pSupported = profile.capabilities & _PEER
-
-
-@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
-def profile_info_v(library, handle, number, info):
-    _fill_versioned(info, _enumerated(library, handle, number))
-
-
-@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfoByIdV')
-def profile_info_by_id(library, handle, profile_id, info):
-    gpu = library.gpu(handle)
-    _fill_versioned(info, rules.profile_by_id(gpu.mig(),
-                                              abi.number(profile_id)))
-
-
-def _fill_versioned(info, profile):
-    """Fill a structure of version 2, which has a name, or of version 3.
-
-    Version 3 has capabilities instead of peer access.
-    """
-    info = abi.target(info)
-    version = info.version >> 24
-    if (version not in _VERSIONS
-            or info.version & 0xffffff != ctypes.sizeof(info)):
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-    _fill(info, profile)
     if version == 3:
         info.capabilities = profile.capabilities
     else:
@@ -113,27 +82,15 @@ def _fill_versioned(info, profile):
 def possible_placements(library, handle, profile_id, placements, count):
     gpu = library.gpu(handle)
     profile = rules.profile_by_id(gpu.mig(), abi.number(profile_id))
-    put_placements(placements, count, profile.starts, profile.size,
-                   pynvml.c_nvmlGpuInstancePlacement_t)
-
-
-def put_placements(placements, count, starts, size, kind):
-    """Fill placements; with NULL, only their number."""
     count = abi.target(count)
+    # With NULL, only the number is filled in.
     if placements is not None:
-        array = abi.array(placements, kind, len(starts), count.value)
-        for position, start in enumerate(starts):
+        array = abi.array(placements, pynvml.c_nvmlGpuInstancePlacement_t,
+                          len(profile.starts), count.value)
+        for position, start in enumerate(profile.starts):
             array[position].start = start
-            array[position].size = size
-    count.value = len(starts)
-
-
-@abi.symbol('nvmlDeviceGetGpuInstanceRemainingCapacity', privileged=True)
-def remaining_capacity(library, handle, profile_id, count):
-    gpu = library.gpu(handle)
-    number = abi.number(profile_id)
-    abi.put(count, rules.profile_by_id(gpu.mig(), number).max_instances
-            if _answers_outside(gpu) else rules.remaining(gpu, number))
+            array[position].size = profile.size
+    count.value = len(profile.starts)
 
 
 def _answers_outside(gpu):
@@ -187,11 +144,11 @@ def instances(library, handle, profile_id, array, count):
     found = [instance_id for instance_id, instance
              in sorted(gpu.state.instances.items())
              if instance.profile_id == number]
-    put_handles(array, count, [library.instance_handle(gpu, instance_id)
+    _put_handles(array, count, [library.instance_handle(gpu, instance_id)
                                for instance_id in found])
 
 
-def put_handles(array, count, values):
+def _put_handles(array, count, values):
     """Fill an array of handles.
 
     The count is only an output. The caller knows the necessary length of the
@@ -252,12 +209,6 @@ def mig_device_by_index(library, handle, index, device):
         gpu, *devices[number], 'mig'))
 
 
-@abi.symbol('nvmlDeviceGetDeviceHandleFromMigDeviceHandle')
-def parent_device(library, handle, device):
-    gpu, _ = _mig_device(library, handle)
-    abi.put_handle(device, library.handle_of(gpu))
-
-
 def _mode(gpu):
     gpu.mig()
     return gpu.state.mig, gpu.state.pending
@@ -273,8 +224,7 @@ abi.numbers(library_device.gpu_of, {
     'nvmlDeviceGetMigMode': _mode,
     'nvmlDeviceGetMaxMigDeviceCount': _max_devices})
 abi.numbers(_mig_device, {
-    'nvmlDeviceGetGpuInstanceId': lambda device: device[1][0],
-    'nvmlDeviceGetComputeInstanceId': lambda device: device[1][1]})
+    'nvmlDeviceGetGpuInstanceId': lambda device: device[1][0]})
 
 
 # NVML's calls about compute instances.
@@ -289,63 +239,39 @@ def _compute_known(gpu, instance, number):
     return profile
 
 
-def _compute_enumerated(library, handle, number, engines):
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo',
+            'nvmlGpuInstanceGetComputeInstanceProfileInfoV')
+def compute_profile_info(library, handle, number, engines, info):
     gpu, _, instance = library.instance(handle)
-    value = abi.number(number)
-    if (not 0 <= value < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
+    number = abi.number(number)
+    if (not 0 <= number < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
             or abi.number(engines) !=
             pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    profile = rules.compute_profile(gpu, instance, value)
+    profile = rules.compute_profile(gpu, instance, number)
     if profile is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return gpu.mig().by_id(instance.profile_id), profile
-
-
-def _compute_fill(info, parent, profile):
+    parent = gpu.mig().by_id(instance.profile_id)
+    info = abi.target(info)
     info.id = profile.enum
     info.sliceCount = profile.slices
     info.instanceCount = profile.max_instances
     info.multiprocessorCount = (
         parent.multiprocessors * profile.slices // parent.slices)
-    library_device.put_shared_engines(info, parent)
-
-
-@abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo')
-def compute_profile_info(library, handle, number, engines, info):
-    parent, profile = _compute_enumerated(library, handle, number, engines)
-    _compute_fill(abi.target(info), parent, profile)
-
-
-@abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfoV')
-def compute_profile_info_v(library, handle, number, engines, info):
-    parent, profile = _compute_enumerated(library, handle, number, engines)
+    info.sharedCopyEngineCount = parent.copy_engines
+    info.sharedDecoderCount = parent.decoders
+    info.sharedEncoderCount = parent.encoders
+    info.sharedJpegCount = parent.jpeg
+    info.sharedOfaCount = parent.ofa
+    if isinstance(info, pynvml.c_nvmlComputeInstanceProfileInfo_t):
+        return
     info = abi.versioned(info, pynvml.nvmlComputeInstanceProfileInfo_v2)
-    _compute_fill(info, parent, profile)
     name = parent.name
     if profile.slices != parent.slices:
         name = f'{profile.slices}c.{name}'
     if profile.enum == _REV1 and '+' not in name:
         name += '+me'
     info.name = f'MIG {name}'.encode()
-
-
-@abi.symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity',
-            privileged=True)
-def compute_remaining_capacity(library, handle, number, count):
-    gpu, _, instance = library.instance(handle)
-    abi.put(count, rules.compute_remaining(
-        gpu, instance, _compute_known(gpu, instance, number)))
-
-
-@abi.symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements',
-            privileged=True)
-def compute_possible_placements(library, handle, number, placements, count):
-    gpu, _, instance = library.instance(handle)
-    profile = _compute_known(gpu, instance, number)
-    put_placements(
-        placements, count, rules.compute_starts(gpu, instance, profile),
-        profile.slices, pynvml.c_nvmlComputeInstancePlacement_t)
 
 
 @abi.symbol('nvmlGpuInstanceCreateComputeInstance', writes=True,
@@ -380,7 +306,7 @@ def compute_destroy(library, handle):
 def compute_instances(library, handle, number, array, count):
     gpu, instance_id, instance = library.instance(handle)
     profile = _compute_known(gpu, instance, number)
-    put_handles(array, count, [
+    _put_handles(array, count, [
         library.compute_handle(gpu, instance_id, compute_id)
         for compute_id, compute in sorted(instance.compute.items())
         if compute.profile_id == profile.enum])

@@ -10,7 +10,6 @@ nothing, GPUs before Hopper have only the fields that are older than Hopper.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
 
 import pynvml
 
@@ -87,10 +86,7 @@ _UNSIGNED_INT = frozenset({
 
 
 def _field(gpu, number, scope):
-    """The value of a field.
-
-    :raises Refused: with the code for the field's ``nvmlReturn``.
-    """
+    """The value of a field."""
     for part in (_board_field, _memory_field, _link_field):
         found = part(gpu, number, scope)
         if found is not None:
@@ -171,69 +167,18 @@ def _times(factors, number, count):
     return factors[number] * count if number in factors else None
 
 
-# GPM: how busy a GPU and its GPU instances are, from two samples.
+# GPM: how busy GPU instances are, from two samples.
 #
-# nvml.h: all of it is "for Hopper or newer". Seen on an H100 and an H200,
-# driver 580.159.04: the support of a GPU, and the metrics of a whole GPU.
+# nvml.h: all of it is "for Hopper or newer".
 
-_FIRST_SAMPLE = 0x7f5400000000
-_SAMPLE_STEP = 0x1000
 _GPM = (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, pynvml.NVML_GPM_METRIC_SM_UTIL,
         pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
         pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
 
 
-class Samples:
-    """The buffers for samples that a process has allocated."""
-
-    def __init__(self):
-        self._contents: dict[int, tuple | None] = {}
-        """What was sampled, and how busy it was; None for an empty buffer.
-        """
-        self._next = _FIRST_SAMPLE
-
-    def __len__(self):
-        return len(self._contents)
-
-    def make(self) -> int:
-        self._next += _SAMPLE_STEP
-        self._contents[self._next] = None
-        return self._next
-
-    def get(self, argument: object) -> tuple | None:
-        """Return the content of a buffer.
-
-        :raises Refused: INVALID_ARGUMENT if there is no such buffer.
-        """
-        try:
-            return self._contents[abi.handle(argument)]
-        except KeyError:
-            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
-
-    def fill(self, argument: object, subject: tuple,
-             percents: Iterable[int]) -> None:
-        self.get(argument)
-        self._contents[abi.handle(argument)] = subject, tuple(percents)
-
-    def free(self, argument: object) -> None:
-        self.get(argument)
-        del self._contents[abi.handle(argument)]
-
-
-def _has_gpm(gpu):
-    return gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER
-
-
-@abi.symbol('nvmlGpmQueryDeviceSupport')
-def gpm_support(library, handle, support):
-    gpu = library.gpu(handle)
-    support = abi.versioned(support, pynvml.NVML_GPM_SUPPORT_VERSION)
-    support.isSupportedDevice = int(_has_gpm(gpu))
-
-
 @abi.symbol('nvmlGpmSampleAlloc')
 def gpm_alloc(library, reference):
-    abi.put_handle(reference, library.samples.make())
+    abi.put_handle(reference, library.samples.make(None))
 
 
 @abi.symbol('nvmlGpmSampleFree')
@@ -241,26 +186,17 @@ def gpm_free(library, sample):
     library.samples.free(sample)
 
 
-@abi.symbol('nvmlGpmSampleGet')
-def gpm_sample(library, handle, sample):
-    gpu = library.gpu(handle)
-    if not _has_gpm(gpu):
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    meters = gpu.state.meters
-    library.samples.fill(sample, (gpu.address,),
-                         (meters.gpu, meters.gpu, 0, meters.memory))
-
-
 @abi.symbol('nvmlGpmMigSampleGet')
 def gpm_mig_sample(library, handle, instance_id, sample):
     gpu = library.gpu(handle)
-    if not (_has_gpm(gpu) and gpu.state.mig):
+    if (gpu.model.architecture < pynvml.NVML_DEVICE_ARCH_HOPPER
+            or not gpu.state.mig):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     instance = gpu.state.instances.get(abi.number(instance_id))
     if instance is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    library.samples.fill(sample, (gpu.address, instance.serial),
-                         instance.percents)
+    library.samples.set(sample, ((gpu.address, instance.serial),
+                                 tuple(instance.percents)))
 
 
 @abi.symbol('nvmlGpmMetricsGet')
@@ -297,8 +233,7 @@ def link_state(library, handle, link, active):
         and abi.number(link) not in gpu.state.meters.links_down))
 
 
-@abi.symbol('nvmlDeviceGetNvLinkRemotePciInfo_v2',
-            'nvmlDeviceGetNvLinkRemotePciInfo')
+@abi.symbol('nvmlDeviceGetNvLinkRemotePciInfo_v2')
 def remote_pci_info(library, handle, link, info):
     gpu, peer = _link(library, handle, link)
     if peer is None:
@@ -316,31 +251,6 @@ def remote_device_type(library, handle, link, kind):
     abi.put(kind, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
             if gpu.machine.host.gpu(peer) is None
             else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
-
-
-@abi.symbol('nvmlDeviceGetP2PStatus')
-def p2p_status(library, handle, other_handle, index, status):
-    gpu, other = library.gpu(handle), library.gpu(other_handle)
-    one, two = set(gpu.spec.nvlink_peers), set(other.spec.nvlink_peers)
-    linked = (other.address in one
-              or any(gpu.machine.host.gpu(peer) is None
-                     for peer in one & two))
-    abi.put(status, pynvml.NVML_P2P_STATUS_OK
-            if linked and not gpu.state.mig and not other.state.mig
-            else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
-
-
-@abi.symbol('nvmlDeviceGetTopologyCommonAncestor')
-def common_ancestor(library, handle, other_handle, level):
-    gpu, other = library.gpu(handle), library.gpu(other_handle)
-    if gpu is other:
-        # Seen on an H100 and an H200, driver 580.159.04.
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    if gpu.spec.numa_node == other.spec.numa_node:
-        value = pynvml.NVML_TOPOLOGY_NODE
-    else:
-        value = pynvml.NVML_TOPOLOGY_SYSTEM
-    abi.put(level, value)
 
 
 @abi.symbol('nvmlDeviceGetGpuFabricInfoV')
@@ -403,11 +313,6 @@ def temperature(library, handle, sensor, value):
     abi.put(value, library.gpu(handle).state.celsius)
 
 
-@abi.symbol('nvmlDeviceGetTemperatureV')
-def temperature_v(library, handle, value):
-    abi.target(value).temperature = library.gpu(handle).state.celsius
-
-
 @abi.symbol('nvmlDeviceGetTemperatureThreshold')
 def temperature_threshold(library, handle, threshold, value):
     gpu = library.gpu(handle)
@@ -436,11 +341,9 @@ def ecc_errors(library, handle, kind, counter, count):
         pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 1])
 
 
-@abi.symbol('nvmlDeviceGetComputeRunningProcesses_v2',
-            'nvmlDeviceGetComputeRunningProcesses_v3')
+@abi.symbol('nvmlDeviceGetComputeRunningProcesses_v3')
 def compute_processes(library, handle, count, infos):
     gpu, ids = library.device(handle)
-    library.check_usage(gpu, ids)
     values = []
     for process in gpu.state.processes:
         if ids is not None and ids != (process.instance, process.compute):
@@ -456,11 +359,10 @@ def _or_none(number):
     return _NO_INSTANCE if number is None else number
 
 
-@abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v2',
-            'nvmlDeviceGetGraphicsRunningProcesses_v3',
+@abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',
             'nvmlDeviceGetMPSComputeRunningProcesses_v3')
 def other_processes(library, handle, count, infos):
-    library.check_usage(*library.device(handle))
+    library.device(handle)
     abi.put(count, 0)
 
 
@@ -488,7 +390,7 @@ abi.numbers(library_device.gpu_of, {
     'nvmlDeviceGetCurrentClocksEventReasons': _event_reasons,
     'nvmlDeviceGetPowerUsage':
         lambda gpu: gpu.model.power_limit_watts * 1000 // _IDLE_SHARE,
-    ('nvmlDeviceGetPowerManagementLimit', 'nvmlDeviceGetEnforcedPowerLimit'):
+    'nvmlDeviceGetEnforcedPowerLimit':
         lambda gpu: gpu.model.power_limit_watts * 1000,
     'nvmlDeviceGetRemappedRows': _remapped_rows,
     'nvmlDeviceGetRetiredPagesPendingStatus': _retired_pages_pending})

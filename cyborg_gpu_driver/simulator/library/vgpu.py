@@ -14,7 +14,6 @@ from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import mig
-from cyborg_gpu_driver.simulator.driver import vgpu as rules
 
 Refused = faults.Refused
 _NONE = 0xffffffff
@@ -29,10 +28,7 @@ _ECC_ON, _SRIOV_ON = 1, 2
 
 
 def vgpu_host(library, handle):
-    """The GPU of a handle, whose driver must be able to create vGPUs.
-
-    :raises Refused: NOT_SUPPORTED if the driver cannot.
-    """
+    """The GPU of a handle, whose driver must be able to create vGPUs."""
     gpu = library.gpu(handle)
     if gpu.framework == spec.NO_FRAMEWORK:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -53,13 +49,6 @@ def supported(library, handle, count, types):
     gpu = vgpu_host(library, handle)
     abi.put_list(types, count, ctypes.c_uint,
                  [kind.type_id for kind in gpu.model.vgpu_types])
-
-
-@abi.symbol('nvmlDeviceGetCreatableVgpus')
-def creatable(library, handle, count, types):
-    gpu = vgpu_host(library, handle)
-    abi.put_list(types, count, ctypes.c_uint,
-                 [kind.type_id for kind in rules.creatable(gpu)])
 
 
 @abi.symbol('nvmlVgpuTypeGetMaxInstances')
@@ -121,8 +110,7 @@ def _mixes_sizes(gpu):
 
 @abi.symbol('nvmlDeviceGetVgpuMetadata')
 def physical_metadata(library, handle, metadata, size):
-    """nvml.h: if the buffer is too small, the call returns the needed size.
-    """
+    """nvml.h: if the buffer is too small, the call returns the needed size."""
     gpu = vgpu_host(library, handle)
     needed = ctypes.sizeof(pynvml.c_nvmlVgpuPgpuMetadata_t)
     _check_room(metadata, size, needed)
@@ -204,8 +192,6 @@ def active_vgpu(library, vgpu_id):
     """A GPU and its vGPU on which a virtual machine runs.
 
     NVML knows no other vGPUs.
-
-    :raises Refused: INVALID_ARGUMENT for 0, NOT_FOUND for any other id.
     """
     number = abi.number(vgpu_id)
     for gpu in library.visible():
@@ -315,11 +301,7 @@ class _ListV2(ctypes.Structure):
 
 
 def _placement_list(library, argument):
-    """The caller's list, in the structure of its version.
-
-    :raises Refused: ARGUMENT_VERSION_MISMATCH for a version that the driver
-        does not know.
-    """
+    """The caller's list, in the structure of its version."""
     argument = abi.target(argument)
     version = argument.version
     if version == pynvml.VgpuPlacementList_v1:
@@ -331,10 +313,7 @@ def _placement_list(library, argument):
 
 
 def _time_sliced(library, handle, type_id):
-    """A GPU and a vGPU type that has placements on the GPU.
-
-    :raises Refused: NOT_SUPPORTED if the type has none.
-    """
+    """A GPU and a vGPU type that has placements on the GPU."""
     gpu = vgpu_host(library, handle)
     kind = gpu.model.vgpu_type(
         vgpu_type(library, type_id).type_id)
@@ -349,9 +328,6 @@ def _fill_places(wanted, gpu, kind, ids):
 
     Version 1 has no length of the array: the array must have the length that
     nvmlVgpuTypeGetMaxInstances returns.
-
-    :raises Refused: INSUFFICIENT_SIZE if the array is too short; the needed
-        count is filled in.
     """
     room = wanted.count if isinstance(wanted, _ListV2) else (
         kind.max_instances)
@@ -423,11 +399,7 @@ def capabilities(library, handle, info):
 
 
 def _scheduled(library, handle):
-    """The GPU of a handle, which must have time-sliced vGPUs.
-
-    :raises Refused: NOT_SUPPORTED in MIG mode, or if the driver creates no
-        vGPUs on the GPU.
-    """
+    """The GPU of a handle, which must have time-sliced vGPUs."""
     gpu = vgpu_host(library, handle)
     if gpu.state.mig:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -451,10 +423,8 @@ def _fill(info, scheduler):
     elif scheduler.arr == pynvml.NVML_VGPU_SCHEDULER_ARR_DISABLE:
         data.vgpuSchedData.timeslice = scheduler.time_slice or _SLICE
     else:
-        data.vgpuSchedDataWithARR.avgFactor = scheduler.average or _AVERAGE
-        data.vgpuSchedDataWithARR.timeslice = (
-            1_000_000_000 // scheduler.frequency if scheduler.frequency
-            else _SLICE)
+        data.vgpuSchedDataWithARR.avgFactor = _AVERAGE
+        data.vgpuSchedDataWithARR.timeslice = _SLICE
 
 
 @abi.symbol('nvmlDeviceSetVgpuSchedulerState', writes=True,
@@ -477,8 +447,6 @@ def _wanted(info):
     The two forms of the parameters are a union: if a caller sets a time slice
     without disabling adaptive round robin, the value is read as an averaging
     factor.
-
-    :raises Refused: INVALID_ARGUMENT if a value is out of range.
     """
     policy, arr = info.schedulerPolicy, info.enableARRMode
     if policy not in _POLICIES or arr not in _ARR:
@@ -490,11 +458,11 @@ def _wanted(info):
         return state_module.Scheduler(
             policy, arr,
             time_slice=_within(data.vgpuSchedData.timeslice, _SLICES))
+    # The simulator keeps the defaults of adaptive round robin.
+    _within(data.vgpuSchedDataWithARR.avgFactor, _AVERAGES)
+    _within(data.vgpuSchedDataWithARR.frequency, _FREQUENCIES)
     return state_module.Scheduler(
-        policy, pynvml.NVML_VGPU_SCHEDULER_ARR_ENABLE,
-        average=_within(data.vgpuSchedDataWithARR.avgFactor, _AVERAGES),
-        frequency=_within(data.vgpuSchedDataWithARR.frequency,
-                          _FREQUENCIES))
+        policy, pynvml.NVML_VGPU_SCHEDULER_ARR_ENABLE)
 
 
 def _within(value, bounds):

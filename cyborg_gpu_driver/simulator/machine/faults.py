@@ -8,7 +8,6 @@ import errno
 import os
 from typing import Any
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import fabric as simulator_fabric
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.machine import part
@@ -32,11 +31,7 @@ class HardwareFaults(part.Part):
             self.gpu(address).state.lost = False
 
     def hang_gpu(self, address: str, hung: bool = True) -> None:
-        """Block all NVML calls about a GPU; with False, let them continue.
-
-        This happens when the GPU's firmware does not answer and the driver
-        waits.
-        """
+        """Block all NVML calls about a GPU, as when its firmware hangs."""
         with self.operation(write=True):
             self.gpu(address).state.hung = hung
 
@@ -53,9 +48,7 @@ class HardwareFaults(part.Part):
             state = self.gpu(address).state
             for name, value in fields.items():
                 if not hasattr(state, name):
-                    raise exception.HostUnusable(
-                        f'simulated machine {self.host.name!r}: no such '
-                        f'fact: {name}')
+                    raise self.wrong(f'no such fact: {name}')
                 setattr(state, name, value)
 
     def set_remapped_rows(self, address: str, corrected: int = 0,
@@ -73,7 +66,6 @@ class HardwareFaults(part.Part):
 
         :param xid: None for a double-bit error of the memory's ECC.
         :param instance: id of the GPU instance to which the error is limited.
-        :param compute: id of the compute instance in that GPU instance.
         """
         with self.operation(write=True):
             state = self.state
@@ -82,21 +74,12 @@ class HardwareFaults(part.Part):
                 compute)]
 
     def set_confidential_computing(self, mode: str) -> None:
-        """Change the mode of confidential computing, as gpu-admin-tools do.
-
-        :param mode: ``on``, ``devtools``, or empty for off.
-        """
+        """Set the mode, as gpu-admin-tools do: on, devtools, or empty."""
         with self.operation(write=True):
             self.state.confidential_computing = mode
 
     def set_health(self, address: str, **facts: Any) -> None:
-        """Change what NVML reports about a GPU's health.
-
-        :param facts: ``celsius``; ``uncorrected`` ECC errors since the
-            driver was loaded; ``recovery``, the action that the driver
-            recommends (NVML_GPU_RECOVERY_ACTION_*), or None if the driver is
-            too old to report one.
-        """
+        """As :meth:`change_gpu`; also ``uncorrected`` ECC errors."""
         with self.operation(write=True):
             if 'uncorrected' in facts:
                 self.gpu(address).state.ecc[1] = facts.pop('uncorrected')
@@ -141,9 +124,7 @@ class FabricService(part.Part):
                                  version: str | None = None) -> None:
         """Change the fabric manager's configuration for its next start.
 
-        :param mode: FABRIC_MODE.
-        :param socket: FM_CMD_UNIX_SOCKET_PATH.
-        :param version: version of the package; empty for the driver's.
+        See the fields of :class:`.state.Fabric`.
         """
         with self.operation(write=True):
             fabric = self.state.fabric

@@ -20,7 +20,6 @@ from typing import Any
 
 import pynvml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import fabric
 from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import files
@@ -28,11 +27,9 @@ from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
 from cyborg_gpu_driver.simulator.driver import vgpu
-from cyborg_gpu_driver.simulator.library import device as library_device
 from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.simulator.machine import faults as machine_faults
 from cyborg_gpu_driver.simulator.machine import part
-from cyborg_gpu_driver.simulator.machine import store
 from cyborg_gpu_driver.simulator.machine import users as machine_users
 from cyborg_gpu_driver.simulator.sysfs import sysfs
 from cyborg_gpu_driver.simulator.sysfs import tree
@@ -51,10 +48,10 @@ class DriverBinding(part.Part):
     """Called by a system call that waits, before it checks again."""
 
     def system_call(self, action: Callable[[], Any]) -> Any:
-        """Repeat an action of the kernel until it ends; return its result.
+        """Repeat an action of the kernel as long as it raises Waits.
 
-        :param action: called within an operation, again and again as long as
-            it raises Waits; the machine is not held in between.
+        The machine is held during the action, and not in between.
+
         :raises OSError: EINTR if the machine was started again meanwhile.
         """
         start = None
@@ -74,9 +71,6 @@ class DriverBinding(part.Part):
 
         This is a shortcut for tests. The simulated sysfs binds drivers as on
         a real machine. Processes that have the GPU open lose it.
-
-        :param driver: None for no driver.
-        :raises OSError: EBUSY while the GPU is in use.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
@@ -141,9 +135,7 @@ class DriverBinding(part.Part):
         gpu = self.gpu(address)
         with self.operation(write=True):
             if not gpu.state.guest:
-                raise exception.HostUnusable(
-                    f'simulated machine {self.host.name!r}: no guest has '
-                    f'{address}')
+                raise self.wrong(f'no guest has {address}')
             gpu.state.guest = False
             gpu.state.vfio.pop()
             driver_gpu.done(gpu)
@@ -183,33 +175,22 @@ class DriverBinding(part.Part):
 _POINTERS = pynvml._nvmlGetFunctionPointer_cache
 
 
-class Patch:
-    """One replacement of ``pynvml.nvmlLib``. Undo them in reverse order."""
-
-    def __init__(self, machine):
-        self._machine = machine
-        self._before = None
-
-    def apply(self) -> Patch:
-        with pynvml.libLoadLock:
-            self._before = _saved()
-            # pynvml caches each function that it has looked up.
-            _POINTERS.clear()
-            pynvml.nvmlLib = self._machine.library
-            pynvml._LoadNvmlLibrary = self._load
-            pynvml._nvmlLib_refcount = 0
-        return self
-
-    def undo(self) -> None:
-        with pynvml.libLoadLock:
-            _restore(self._before)
-
-    def _load(self):
+def _patch(machine):
+    """Let pynvml use a machine's library; return what it used before."""
+    def load():
         """Replaces the function of pynvml that loads libnvidia-ml.so.1."""
-        with self._machine.operation():
-            code = self._machine.state.nvml
+        with machine.operation():
+            code = machine.state.nvml
         if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             raise pynvml.NVMLError(code)
+    with pynvml.libLoadLock:
+        before = _saved()
+        # pynvml caches each function that it has looked up.
+        _POINTERS.clear()
+        pynvml.nvmlLib = machine.library
+        pynvml._LoadNvmlLibrary = load
+        pynvml._nvmlLib_refcount = 0
+    return before
 
 
 def replace(before: Any, after: Any) -> None:
@@ -229,8 +210,7 @@ def kept() -> Iterator[None]:
     try:
         yield
     finally:
-        with pynvml.libLoadLock:
-            _restore(before)
+        _restore(before)
 
 
 def _saved():
@@ -239,10 +219,11 @@ def _saved():
 
 
 def _restore(before):
-    (pynvml.nvmlLib, pynvml._LoadNvmlLibrary, pynvml._nvmlLib_refcount,
-     pointers) = before
-    _POINTERS.clear()
-    _POINTERS.update(pointers)
+    with pynvml.libLoadLock:
+        (pynvml.nvmlLib, pynvml._LoadNvmlLibrary, pynvml._nvmlLib_refcount,
+         pointers) = before
+        _POINTERS.clear()
+        _POINTERS.update(pointers)
 
 
 names = files.names
@@ -252,29 +233,20 @@ class Machine(DriverBinding, machine_faults.FabricService,
               machine_faults.HardwareFaults, machine_users.Users):
     """One simulated machine, as one process sees it.
 
-    :param host: the description of the machine.
-    :param state: file that keeps the machine's state, which processes may
-        share; None keeps the state in memory.
-
     ``calls`` counts calls by C symbol and ``faults`` makes calls and files
     fail, both only in this process.
     """
 
     def __init__(self, host: spec.Host, state: str | None = None):
-        self.host = host
+        super().__init__(host, state)
         self.faults = faults.Faults()
         self.calls: collections.Counter[str] = collections.Counter()
-        self._allowed = True
-        self._store = store.Store(host, state)
-        self.opens = machine_users.Opens(state)
-        self.gpus = tuple(driver_gpu.Gpu(self, gpu) for gpu in host.gpus)
-        self._by_address = {gpu.address: gpu for gpu in self.gpus}
-        self.drivers = driver_gpu.Drivers(self)
         self.library = library.Library(self)
         self._fabric_library = fabric.Library(self)
         self.os = sysfs.SimulatedOs(self, sysfs.ROOT, tree.build(self))
         self.proc = sysfs.SimulatedOs(self, '/proc', tree.build_proc(self))
-        self._patches: list[Patch] = []
+        self._before: list[tuple[Any, ...]] = []
+        """What pynvml used before each :meth:`install`."""
 
     @classmethod
     def load(cls, name_or_path: str, state: str | None = None) -> Machine:
@@ -292,49 +264,26 @@ class Machine(DriverBinding, machine_faults.FabricService,
     def privileged(self) -> bool:
         """Whether this process counts as root: it may write the state file.
 
-        Setting this to False revokes root and :attr:`reads_instances`.
+        Setting this to False also revokes NVIDIA's capability ``mig/config``,
+        which shows GPU instances. On a real machine the capability also
+        allows a process to create them; this is not simulated.
         """
-        return self._allowed and self._store.writable
+        return self.allowed and self._store.writable
 
     @privileged.setter
     def privileged(self, allowed: bool) -> None:
-        self._allowed = allowed
-
-    @property
-    def reads_instances(self) -> bool:
-        """Whether this process can read NVIDIA's capability ``mig/config``.
-
-        The capability shows GPU instances. On a real machine it also allows
-        a process to create them; this is not simulated.
-        """
-        return self._allowed
-
-    reads_usage = True
-    """Whether this process can read NVIDIA's capability ``mig/monitor``.
-
-    Every user can (osRmCapRegisterSys in src/nvidia/arch/nvalloc/unix/src/os.c
-    of NVIDIA's open kernel modules), but a container may lack its node."""
-
-    @property
-    def state(self) -> state_module.State:
-        """The state; use it only within :meth:`operation`."""
-        return self._store.state
-
-    def operation(self, write: bool = False
-                  ) -> contextlib.AbstractContextManager[object]:
-        """Hold the machine, so that nothing else changes it meanwhile."""
-        return self._store.operation(write)
+        self.allowed = allowed
 
     def without_threads(self) -> contextlib.AbstractContextManager[object]:
         """Keep the other threads of this process from the machine.
 
-        A process that stops in this context holds nothing of the machine.
+        Unlike in an operation, other processes may use the machine.
         """
-        return self._store.without_threads()
+        return self._store.lock
 
     def install(self) -> Machine:
         """Make pynvml in this process use :attr:`library`."""
-        self._patches.append(Patch(self).apply())
+        self._before.append(_patch(self))
         return self
 
     def uninstall(self) -> None:
@@ -342,8 +291,8 @@ class Machine(DriverBinding, machine_faults.FabricService,
 
         The last call ends NVML in this process, as the process's end does.
         """
-        self._patches.pop().undo()
-        if not self._patches:
+        _restore(self._before.pop())
+        if not self._before:
             with self.operation():
                 self.opens.close()
             # A session that is left open is not that of the next process.
@@ -355,18 +304,6 @@ class Machine(DriverBinding, machine_faults.FabricService,
     def __exit__(self, *details: object) -> None:
         self.uninstall()
 
-    def gpu(self, address: str) -> driver_gpu.Gpu:
-        """Return the GPU at an address, which is written as in sysfs.
-
-        :raises HostUnusable: if there is no GPU at the address.
-        """
-        try:
-            return self._by_address[str(address)]
-        except KeyError:
-            raise exception.HostUnusable(
-                f'simulated machine {self.host.name!r}: no GPU at {address}; '
-                'the GPUs are ' + ', '.join(self._by_address)) from None
-
     def reset_calls(self) -> None:
         """Set all counts of :attr:`calls` to zero."""
         with self.operation():
@@ -375,68 +312,15 @@ class Machine(DriverBinding, machine_faults.FabricService,
     def reset_gpu(self, address: str) -> None:
         """Reset a GPU, even if processes have its device node open.
 
-        This is a shortcut for tests; nvidia-smi does :meth:`smi_reset`.
+        This is a shortcut for tests. A pending MIG mode becomes current, and
+        handles are dead.
 
-        A pending MIG mode becomes current, and handles are dead.
-
-        :raises OSError: EBUSY while processes, vGPUs or VFs use the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
             if gpu.busy() or gpu.state.vfs:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
             driver_gpu.done(gpu)
-
-    def smi_reset(self, name: str) -> None:
-        """Reset a GPU with nvidia-smi.
-
-        :param name: address in any spelling, UUID, or NVML's index.
-        :raises OSError: as :func:`reset.by_driver`; ENXIO if there is no
-            such GPU; the code of a fault of the name ``nvidia-smi``.
-        """
-        with self.operation(write=True):
-            gpu = self._named(name)
-            with self._tool('nvidia-smi', gpu and gpu.address):
-                if gpu is None:
-                    raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-                driver_gpu.by_driver(gpu)
-
-    def smi_persistence(self, name: str, enable: bool) -> bool:
-        """Set the persistence mode of a GPU with nvidia-smi.
-
-        nvidia-smi asks nvidia-persistenced if that runs, otherwise NVML. The
-        daemon cannot open a GPU that was unbound since it started
-        (NVIDIA/k8s-dra-driver-gpu#1037).
-
-        :param name: as for :meth:`smi_reset`.
-        :returns: whether the mode has changed.
-        :raises OSError: ENXIO if there is no such GPU; EIO if the daemon
-            cannot open it; the code of a fault of the name ``nvidia-smi``.
-        """
-        with self.operation(write=True):
-            gpu = self._named(name)
-            with self._tool('nvidia-smi', gpu and gpu.address):
-                if gpu is None:
-                    raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-                state = gpu.state
-                before = state.persistence, state.daemon
-                if not self.state.persistenced:
-                    state.persistence = enable
-                elif enable and state.returned:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-                else:
-                    state.daemon = enable
-                return before != (state.persistence, state.daemon)
-
-    def _named(self, name):
-        """The GPU that a user of nvidia-smi names; None if there is none."""
-        gpus = self.library.visible()
-        if name.isdecimal():
-            return gpus[int(name)] if int(name) < len(gpus) else None
-        address = library_device.sysfs_address(name)
-        return next((gpu for gpu in gpus
-                     if name == gpu.spec.uuid or address == gpu.address),
-                    None)
 
     def reboot(self) -> None:
         """Start the machine again.
@@ -479,23 +363,15 @@ class Machine(DriverBinding, machine_faults.FabricService,
                      unless_open: bool = False) -> None:
         """Create or remove virtual functions, as NVIDIA's sriov-manage.
 
-        It unbinds the GPU from its driver meanwhile, so that handles die.
-
-        Mixed-size mode and the scheduler's setting are lost. A GPU that
-        already has the requested state does not change.
+        See :func:`.driver.vgpu.manage`.
 
         :param address: a GPU's address, or ``ALL``, which skips GPUs without
             SR-IOV.
-        :param count: how many; None for all that the model has.
-        :param unless_open: refuse while a process has the GPU open, as the
-            script does; tests that prepare a machine need not close it.
-        :raises OSError: EBUSY while the GPU is in use, ENODEV if the GPU is
-            not bound to NVIDIA's driver or has no SR-IOV.
         """
         gpus = self.gpus if address == 'ALL' else (self.gpu(address),)
         with self.operation(write=True):
             for gpu in gpus:
-                with self._tool('sriov-manage', gpu.address):
+                with self.program('sriov-manage', gpu.address):
                     try:
                         vgpu.manage(gpu, enable, count, unless_open)
                     except OSError as error:
@@ -513,12 +389,8 @@ class Machine(DriverBinding, machine_faults.FabricService,
                 self.state.defined.append(uuid)
 
     def undefine_mdev(self, uuid: str) -> None:
-        """Remove an mdev from mdevctl's files, as ``mdevctl undefine``.
-
-        :raises OSError: ENODEV if it is not defined, or the code of a fault
-            of the name ``mdevctl``.
-        """
-        with self.operation(write=True), self._tool('mdevctl'):
+        """Remove an mdev from mdevctl's files, as ``mdevctl undefine``."""
+        with self.operation(write=True), self.program('mdevctl'):
             if uuid not in self.state.defined:
                 raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
             self.state.defined.remove(uuid)
@@ -530,7 +402,8 @@ class Machine(DriverBinding, machine_faults.FabricService,
             return tuple(self.state.defined)
 
     @contextlib.contextmanager
-    def _tool(self, name, address=None):
+    def program(self, name: str, address: str | None = None
+                ) -> Iterator[None]:
         """Count one run of a program, and apply a fault of that program."""
         self.calls[name] += 1
         fault = self.faults.symbol(name, address)
@@ -547,10 +420,7 @@ class Machine(DriverBinding, machine_faults.FabricService,
 
     def unload_library(self, code: int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
                        ) -> None:
-        """Make NVML unavailable. The GPUs do not change.
-
-        :param code: what nvmlInit returns from now on:
-            NVML_ERROR_LIBRARY_NOT_FOUND or NVML_ERROR_DRIVER_NOT_LOADED.
+        """Make nvmlInit return an error from now on. The GPUs do not change.
         """
         with self.operation(write=True):
             self.state.nvml = code

@@ -41,7 +41,8 @@ class Store:
         self._held: _KeptFile | None = None
         self._depth = 0
         self._write = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Keeps the other threads of this process out of operations."""
         # A fork while another thread is inside an operation would leave
         # the child with a lock that no thread releases.
         reference = weakref.ref(self)
@@ -65,19 +66,12 @@ class Store:
         :raises HostUnusable: if the state file cannot be used.
         """
         if not self._path:
-            return self._lock
+            return self.lock
         return self._operation_on_file(write)
-
-    def without_threads(self) -> contextlib.AbstractContextManager[object]:
-        """Keep other threads of this process out of operations.
-
-        Unlike in an operation, other processes may use the machine.
-        """
-        return self._lock
 
     @contextlib.contextmanager
     def _operation_on_file(self, write: bool) -> Iterator[None]:
-        with self._lock:
+        with self.lock:
             self._write = self._write or write
             if self._depth:
                 yield
@@ -221,7 +215,7 @@ def _identity(found):
 
 def _renew_lock(store):
     if store is not None:
-        store._lock = threading.RLock()
+        store.lock = threading.RLock()
         store._depth = 0
         # A lock on the parent's descriptor is a lock of both processes.
         store._held = None

@@ -4,16 +4,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
-import fcntl
 import os
 import uuid
-import weakref
 from typing import Any
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
@@ -26,10 +22,9 @@ class Users(part.Part):
     """The part of a machine that simulates processes and guests."""
 
     def holders(self, address: str) -> tuple[tuple[int, str], ...]:
-        """Return the holders of a GPU's device node (``/dev/nvidia0``).
+        """Return process id and name of who has a GPU's device node open.
 
-        :returns: process id and name of each process that has the node open,
-            real or simulated; id 0 is a kernel module.
+        Id 0 is a kernel module.
         """
         with self.operation():
             return tuple((holder.pid, holder.name)
@@ -45,16 +40,12 @@ class Users(part.Part):
         :param hidden: attach the GPU to another descriptor of the process, of
             /dev/nvidiactl or of a dma-buf (NV_ESC_ATTACH_GPUS_TO_FD in
             kernel-open/nvidia/nv.c, nv-dmabuf.c). proc does not show it.
-        :raises HostUnusable: if the GPU is not bound to NVIDIA's driver.
-        :raises OSError: ENODEV while the driver refuses to open the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
             if not gpu.bound:
-                raise exception.HostUnusable(
-                    f'simulated machine {self.host.name!r}: {address} '
-                    "has no device node: it is not bound to NVIDIA's "
-                    'driver')
+                raise self.wrong(f'{address} has no device node: it is not '
+                                 "bound to NVIDIA's driver")
             if gpu.refused:
                 raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
             gpu.state.outsiders.append(
@@ -118,10 +109,8 @@ class Users(part.Part):
                 found = gpu.state.instances.get(instance)
                 if found is None or (compute is not None
                                      and compute not in found.compute):
-                    raise exception.HostUnusable(
-                        f'simulated machine {self.host.name!r}: '
-                        f'{address} has no such instance ({instance}, '
-                        f'{compute})')
+                    raise self.wrong(f'{address} has no such instance '
+                                     f'({instance}, {compute})')
             gpu.state.processes.append(state_module.Process(
                 pid=pid, instance=instance, compute=compute))
 
@@ -142,9 +131,7 @@ class Users(part.Part):
         :param vm: UUID of the virtual machine, or its number on hosts that
             know no UUID; empty for any UUID.
         :returns: id of the virtual machine's process.
-        :raises OSError: if the virtual machine does not boot because of the
-            placement requested in ``vgpu_params``: EINVAL if the type cannot
-            have the placement, EBUSY if another vGPU overlaps it.
+        :raises OSError: if the virtual machine does not boot.
         """
         if self._is_whole(vgpu):
             return self.attach_whole(vgpu)
@@ -183,21 +170,14 @@ class Users(part.Part):
                 gpu.state.wedged.append(found.function)
 
     def work(self, address: str, **meters: Any) -> None:
-        """Set how busy a GPU is.
-
-        :param meters: fields of :class:`.state.Meters`.
-        """
+        """Set how busy a GPU is: fields of :class:`.state.Meters`."""
         gpu = self.gpu(address)
         with self.operation(write=True):
             gpu.state.meters = dataclasses.replace(gpu.state.meters, **meters)
 
     def work_instance(self, address: str, number: int,
                       percents: tuple[int, int, int, int]) -> None:
-        """Set how busy a GPU instance is.
-
-        :param number: id of the instance.
-        :param percents: as in :class:`.state.Instance`.
-        """
+        """Set how busy a GPU instance is; see :class:`.state.Instance`."""
         with self.operation(write=True):
             self.gpu(address).state.instances[number].percents = list(percents)
 
@@ -205,7 +185,6 @@ class Users(part.Part):
                   percents: tuple[int, int, int, int]) -> None:
         """Set how busy a virtual machine keeps its vGPU.
 
-        :param vgpu: an mdev's UUID, or the address of its function.
         :param used_mib: framebuffer in use.
         :param percents: how busy SMs, memory, encoder and decoder are.
         """
@@ -214,10 +193,7 @@ class Users(part.Part):
             found.used_mib, found.percents = used_mib, list(percents)
 
     def define_domain(self, uuid: str, xml: str) -> None:
-        """Define or change a domain of libvirt.
-
-        :param xml: the XML that libvirt shows.
-        """
+        """Define or change a domain of libvirt."""
         with self.operation(write=True):
             self.state.domains[uuid] = xml
 
@@ -227,11 +203,7 @@ class Users(part.Part):
             self.state.domains.pop(uuid, None)
 
     def open_vfio(self, vgpu: str, pid: int) -> None:
-        """Let a process open a VFIO device, without a guest yet.
-
-        :param vgpu: as for :meth:`start_guest`; a whole GPU must be bound to
-            vfio-pci.
-        """
+        """Let a process open a VFIO device, without a guest yet."""
         with self.operation(write=True):
             self._vfio(vgpu).insert(0, pid)
 
@@ -241,10 +213,7 @@ class Users(part.Part):
             self._vfio(vgpu).remove(pid)
 
     def vfio_holders(self, name: str) -> tuple[int, ...]:
-        """The processes that have a VFIO device open.
-
-        :param name: the address of a function, or the UUID of an mdev.
-        """
+        """The processes that have a function's or an mdev's device open."""
         with self.operation():
             whole = [pid for gpu in self.gpus if gpu.address == str(name)
                      for pid in gpu.state.vfio]
@@ -267,9 +236,7 @@ class Users(part.Part):
             return self._vgpu(name)[1].holders
         state = self.gpu(name).state
         if not driver_gpu.is_vfio(state.driver):
-            raise exception.HostUnusable(
-                f'simulated machine {self.host.name!r}: vfio-pci does '
-                f'not have {name}')
+            raise self.wrong(f'vfio-pci does not have {name}')
         return state.vfio
 
     def _vgpu(self, name):
@@ -277,176 +244,4 @@ class Users(part.Part):
             for vgpu in gpu.state.vgpus:
                 if str(name) in (vgpu.uuid, vgpu.function):
                     return gpu, vgpu
-        raise exception.HostUnusable(
-            f'simulated machine {self.host.name!r}: there is no vGPU '
-            f'{name}')
-
-
-# Device nodes that processes have open: ``/dev/nvidia0`` and so on.
-#
-# NVML opens the nodes of all GPUs when the first session of a process starts,
-# that of a GPU again when a caller requests a handle of the GPU, and closes
-# all when the last session ends: seen on an H100 and an H200, driver
-# 580.159.04. The kernel counts these opens.
-#
-# A machine with a state file has a real file for each node, and a process that
-# opens the node opens that file. So the real kernel counts the opens: a
-# process that dies has nothing open, a forked child has open what its parent
-# had, and an executed program does not (NVML sets O_CLOEXEC).
-
-_EVERYBODY = 0o1777
-_UNSEEN = state_module.Holder(-1, 'a process of another user')
-
-
-class Opens:
-    """The nodes that NVML in this process has open, and all holders.
-
-    Use it only within an operation on the machine.
-
-    :param state: the machine's state file; None if it has none.
-    """
-
-    def __init__(self, state: str | None):
-        self._directory = f'{os.path.realpath(state)}.dev' if state else ''
-        self._process = os.getpid()
-        self._open: dict[str, tuple[int, int | None]] = {}
-        """Number of each open node, and descriptor of its file."""
-        self._inherited: dict[str, int] = {}
-        if self._directory:
-            # Root comes first and creates the directory. Any user may then
-            # open a GPU, because the mode of /dev/nvidia0 is 0666.
-            with contextlib.suppress(OSError):
-                os.mkdir(self._directory)
-                os.chmod(self._directory, _EVERYBODY)
-        weakref.finalize(self, _close, self._process, self._open)
-
-    def open(self, gpu: driver_gpu.Gpu) -> None:
-        """Open the node of a GPU, unless this process has it open."""
-        self._notice_fork()
-        found = self._open.get(gpu.address)
-        if found is not None and found[0] == gpu.state.node:
-            return
-        if found is not None:
-            _close_file(found[1])
-        self._open[gpu.address] = (gpu.state.node, self._open_file(gpu))
-
-    def close(self) -> None:
-        """Close all nodes that this process has opened.
-
-        Nodes that a forked child has inherited stay open until the child
-        ends.
-        """
-        self._notice_fork()
-        _close(self._process, self._open)
-
-    def held(self, gpu: driver_gpu.Gpu) -> bool:
-        """Whether any process has the node of a GPU open."""
-        if not self._directory:
-            return self._holds(gpu)
-        try:
-            descriptor = os.open(self._path(gpu), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
-
-    def holders(self, gpu: driver_gpu.Gpu) -> list[state_module.Holder]:
-        """Return the processes that have the node of a GPU open."""
-        if not self.held(gpu):
-            return []
-        if not self._directory:
-            return [_holder(os.getpid())]
-        path = self._path(gpu)
-        return [_holder(pid) for pid in _processes()
-                if path in _files(pid)] or [_UNSEEN]
-
-    def _holds(self, gpu):
-        self._notice_fork()
-        found = self._open.get(gpu.address)
-        return gpu.state.node in (found and found[0],
-                                  self._inherited.get(gpu.address))
-
-    def _notice_fork(self):
-        if self._process == os.getpid():
-            return
-        self._inherited.update((address, node) for address, (node, _)
-                               in self._open.items())
-        self._process = os.getpid()
-        self._open.clear()
-
-    def _path(self, gpu):
-        return os.path.join(
-            self._directory, f'nvidia{gpu.spec.minor}.{gpu.state.node}')
-
-    def _open_file(self, gpu):
-        if not self._directory:
-            return None
-        try:
-            descriptor = _open_or_make(self._path(gpu))
-        except OSError as error:
-            raise exception.HostUnusable(
-                f'simulated machine {error.filename!r}: '
-                f'{error.strerror}') from error
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return descriptor
-
-    def remove(self, gpu: driver_gpu.Gpu) -> None:
-        """Remove the node of a GPU, as the driver does when it is unbound."""
-        if self._directory:
-            # The file does not exist if no process has opened the node.
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(gpu))
-        gpu.state.node += 1
-
-
-def _open_or_make(path):
-    # With O_CREAT, Linux does not open another user's file in a directory
-    # with the sticky bit, not even for root (fs.protected_regular).
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
-
-
-def _close(process, opened):
-    """Close the nodes that a process has opened, if this is the process."""
-    if process == os.getpid():
-        for _, descriptor in opened.values():
-            _close_file(descriptor)
-        opened.clear()
-
-
-def _close_file(descriptor):
-    if descriptor is not None:
-        os.close(descriptor)
-
-
-def _processes():
-    return [int(name) for name in os.listdir('/proc') if name.isdigit()]
-
-
-def _files(pid):
-    """The files that a process has open; none if they cannot be seen."""
-    place = f'/proc/{pid}/fd'
-    found = set()
-    # The process may end or close a file meanwhile, or be another user's.
-    with contextlib.suppress(OSError):
-        for name in os.listdir(place):
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(f'{place}/{name}'))
-    return found
-
-
-def _holder(pid):
-    try:
-        with open(f'/proc/{pid}/comm', encoding='utf-8') as file:
-            name = file.read().strip()
-    except OSError:
-        name = 'unknown'
-    return state_module.Holder(pid, name)
+        raise self.wrong(f'there is no vGPU {name}')

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import stat as stat_modes
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -38,10 +37,9 @@ class File(Node):
     """A file.
 
     :param read: returns the text without the last newline, or all bytes;
-        None for a file that can only be written. A string is a constant
-        content.
+        None for a file that can only be written. A string is constant.
     :param write: called with the written text; None for a file that can only
-        be read. Both raise OSError as the kernel does.
+        be read.
     """
 
     def __init__(self,
@@ -54,11 +52,7 @@ class File(Node):
 
 
 class Link(Node):
-    """A symbolic link to ``target``, which is relative to the root.
-
-    :param target: path without leading slash, such as
-        ``bus/pci/drivers/nvidia``, or a function that returns it.
-    """
+    """A symbolic link to a path such as ``bus/pci/drivers/nvidia``."""
 
     def __init__(self, target: Callable[[], str] | str,
                  present: Callable[[], bool] | None = None):
@@ -124,9 +118,7 @@ def find(root: Directory, path: str, follow: bool = True
          ) -> tuple[list[str], Node]:
     """Walk a path; return its canonical parts and its node.
 
-    :param path: path from the root, with or without a leading slash.
     :param follow: whether to follow a link at the end of the path.
-    :raises FileNotFoundError, NotADirectoryError: as the kernel does.
     """
     links = 0
     todo = [*_reversed(path)]
@@ -250,19 +242,10 @@ class SimulatedOs:
             depth = place.count('/') - self._place.count('/') - 1
             return '../' * depth + node.target()
 
-    def stat(self, path: str) -> os.stat_result:
-        """Return a result in which only kind and permissions have meaning."""
+    def stat(self, path: str) -> None:
+        """Raise OSError unless the path exists."""
         with self._machine.operation():
-            return _stat(self._find(path)[1])
-
-    def lstat(self, path: str) -> os.stat_result:
-        with self._machine.operation():
-            return _stat(self._find(path, follow=False)[1])
-
-    def realpath(self, path: str) -> str:
-        """Return the path with all links resolved."""
-        with self._machine.operation():
-            return self._find(path)[0]
+            self._find(path)
 
     def group_of(self, address: str) -> list[str]:
         """The functions of a function's IOMMU group, within an operation."""
@@ -323,18 +306,6 @@ def _wants(flags, file):
     access = flags & os.O_ACCMODE
     return (access in (os.O_RDONLY, os.O_RDWR) and file.read is None
             or access in (os.O_WRONLY, os.O_RDWR) and file.write is None)
-
-
-def _stat(node):
-    if isinstance(node, Directory):
-        mode = stat_modes.S_IFDIR | 0o755
-    elif isinstance(node, Link):
-        mode = stat_modes.S_IFLNK | 0o777
-    else:
-        mode = stat_modes.S_IFREG
-        mode |= 0o444 if node.read is not None else 0
-        mode |= 0o200 if node.write is not None else 0
-    return os.stat_result((mode, 0, 0, 1, 0, 0, _LONGEST, 0, 0, 0))
 
 
 def _fail(code: int, path: str) -> NoReturn:

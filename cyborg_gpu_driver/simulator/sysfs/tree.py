@@ -15,11 +15,8 @@ import os
 import re
 import struct
 
-import pynvml
-
 from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import spec
-from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
 from cyborg_gpu_driver.simulator.sysfs import sysfs
@@ -31,19 +28,8 @@ from cyborg_gpu_driver.simulator.sysfs import sysfs
 
 _CONFIG_BYTES = 256
 """The part that root reads, without the extended capabilities."""
-_COMMAND = 0x0406
-"""Memory decoding and bus mastering on, legacy interrupts off."""
-_STATUS = 0x0010
-"""The function has capabilities."""
 _UNKNOWN_WIDTH = 63
 """All ones in the six bits of the link status register."""
-_SPEEDS = {
-    pynvml.NVML_DEVICE_ARCH_TURING: '8.0 GT/s PCIe',
-    pynvml.NVML_DEVICE_ARCH_AMPERE: '16.0 GT/s PCIe',
-    pynvml.NVML_DEVICE_ARCH_ADA: '16.0 GT/s PCIe',
-}
-_SPEED = '32.0 GT/s PCIe'
-"""The speed of Hopper and Blackwell, from NVIDIA's data sheets."""
 _CORRECTABLE = ('RxErr', 'BadTLP', 'BadDLLP', 'Rollover', 'Timeout',
                 'NonFatalErr', 'CorrIntErr', 'HeaderOF')
 _UNCORRECTABLE = ('Undefined', 'DLP', 'SDES', 'TLP', 'FCP', 'CmpltTO',
@@ -54,13 +40,8 @@ _UNCORRECTABLE = ('Undefined', 'DLP', 'SDES', 'TLP', 'FCP', 'CmpltTO',
 
 def pci_entries(gpu: gpu_module.Gpu) -> dict[str, sysfs.Node]:
     """Return the files of a GPU by name."""
-    speed = _SPEEDS.get(gpu.model.architecture, _SPEED)
     return {
         'config': sysfs.File(lambda: _config(gpu)),
-        'max_link_speed': sysfs.File(speed),
-        'max_link_width': sysfs.File(str(state_module.LANES)),
-        'current_link_speed': sysfs.File(
-            lambda: 'Unknown' if gpu.state.lost else speed),
         'current_link_width': sysfs.File(lambda: str(
             _UNKNOWN_WIDTH if gpu.state.lost else gpu.state.lanes)),
         'aer_dev_correctable': _aer(gpu, 0, _CORRECTABLE, 'COR'),
@@ -70,15 +51,14 @@ def pci_entries(gpu: gpu_module.Gpu) -> dict[str, sysfs.Node]:
 
 
 def _config(gpu):
-    """The configuration space; all ones for a GPU that is off the bus."""
+    """The configuration space, of which only the ids are simulated.
+
+    It is all ones for a GPU that is off the bus.
+    """
     if gpu.state.lost:
         return b'\xff' * _CONFIG_BYTES
-    model = gpu.model
-    header = struct.pack(
-        '<HHHHI36xHH', int(model.vendor, 16), int(model.device, 16),
-        _COMMAND, _STATUS, int(model.class_code, 16) << 8 | 0xa1,
-        int(model.subsystem_vendor, 16), int(model.subsystem_device, 16))
-    return header.ljust(_CONFIG_BYTES, b'\0')
+    return struct.pack('<HH', int(spec.NVIDIA, 16), int(gpu.model.device, 16)
+                       ).ljust(_CONFIG_BYTES, b'\0')
 
 
 def _aer(gpu, kind, names, total):
@@ -95,23 +75,6 @@ def _aer(gpu, kind, names, total):
 #
 # They are those of kernel-open/nvidia/nv-procfs.c in NVIDIA's open kernel
 # modules. A GPU has them while it is bound to the driver.
-
-_POWER = """\
-Runtime D3 status:          {0}
-Video Memory:               {1}
-
-GPU Hardware Support:
- Video Memory Self Refresh: {2}
- Video Memory Off:          {2}
-
-S0ix Power Management:
- Platform Support:          {2}
- Status:                    {3}
-
-Notebook Dynamic Boost:     {2}
-"""
-"""The file as an H100 and an H200 with driver 580.159.04 show it."""
-
 
 def build_proc(machine) -> sysfs.Directory:
     """Return the root of a machine's tree."""
@@ -136,16 +99,16 @@ def _gpu(gpu):
 
 
 def _power(gpu: gpu_module.Gpu) -> str:
-    """The text of rm_get_power_info.
+    """The first lines of rm_get_power_info.
 
     It has question marks unless RM has the GPU attached: from the first use
     to the end of the last one, and in persistence mode also after that
     (nv_start_device and nv_stop_device in kernel-open/nvidia/nv.c).
     """
-    if gpu.held() or gpu.state.persistence:
-        return _POWER.format('Disabled by default', 'Active', 'Not Supported',
-                             'Disabled')
-    return _POWER.format('?', '?', '?', '?')
+    status, memory = (('Disabled by default', 'Active')
+                      if gpu.held() or gpu.state.persistence else ('?', '?'))
+    return (f'Runtime D3 status:          {status}\n'
+            f'Video Memory:               {memory}')
 
 
 def _lock(gpu: gpu_module.Gpu, text: str) -> None:
@@ -230,7 +193,6 @@ class VgpuFiles:
         return sysfs.Directory({
             'name': sysfs.File(f'NVIDIA {kind.name}'),
             'description': sysfs.File(_description(kind)),
-            'device_api': sysfs.File('vfio-pci'),
             'available_instances': sysfs.File(
                 lambda: str(rules.available(self.gpu, kind, address))),
             'create': sysfs.File(
@@ -282,7 +244,6 @@ class VgpuFiles:
             'vgpu_params': sysfs.File(
                 lambda: self._params(address),
                 lambda text: self._set_params(address, text)),
-            'warm_update': sysfs.File('0', lambda text: None),
         }
 
     def _creatable(self, address):
@@ -518,13 +479,12 @@ class _Builder:
             function = self.functions[address]
             entries.update(_identity(
                 function.vendor, function.device, function.class_code,
-                function.vendor, '0000', function.numa_node))
+                '0000', function.numa_node))
             return sysfs.Directory(entries)
         model = gpu.model
         entries.update(_identity(
-            model.vendor, model.device, model.class_code,
-            model.subsystem_vendor, model.subsystem_device,
-            gpu.spec.numa_node))
+            spec.NVIDIA, model.device, spec.GPU_CLASS,
+            model.subsystem_device, gpu.spec.numa_node))
         if address == gpu.address:
             entries.update(self._physical(gpu))
         else:
@@ -584,19 +544,18 @@ def _place(address):
     return f'devices/pci0000:00/{address}'
 
 
-def _identity(vendor, device, class_code, subsystem_vendor,
-              subsystem_device, numa_node):
+def _identity(vendor, device, class_code, subsystem_device, numa_node):
     return {
         'vendor': sysfs.File(f'0x{vendor}'),
         'device': sysfs.File(f'0x{device}'),
         'class': sysfs.File(f'0x{class_code}'),
-        'subsystem_vendor': sysfs.File(f'0x{subsystem_vendor}'),
+        'subsystem_vendor': sysfs.File(f'0x{vendor}'),
         'subsystem_device': sysfs.File(f'0x{subsystem_device}'),
         'numa_node': sysfs.File(str(numa_node)),
         'modalias': sysfs.File('pci:' + ''.join(
             key + value.upper() for key, value in (
                 ('v0000', vendor), ('d0000', device),
-                ('sv0000', subsystem_vendor), ('sd0000', subsystem_device),
+                ('sv0000', vendor), ('sd0000', subsystem_device),
                 ('bc', class_code[:2]), ('sc', class_code[2:4]),
                 ('i', class_code[4:])))),
     }

@@ -24,7 +24,7 @@ def write_host(directory, gpus, **more):
     path = os.path.join(directory, 'host.yaml')
     with open(path, 'w', encoding='utf-8') as stream:
         # JSON is YAML.
-        json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
+        json.dump({'driver_version': '570.124.03',
                    'gpus': gpus, **more}, stream)
     return path
 

@@ -59,7 +59,7 @@ class Hour:
         """Return the content of the host's file."""
         link = {'nvlink': 'switches'} if self.gpus > 1 else {}
         return {
-            'driver_version': version, 'cuda_version': 13000,
+            'driver_version': version,
             'container': container, 'dcgm': self.dcgm,
             'fabric_mode': int(self.gpus > 1),
             'nvswitches': [_SWITCH] if link else [],

@@ -21,7 +21,6 @@ A100 = '0000:c1:00.0'
 FILE = 'whole.yaml'
 _HOST = """
 driver_version: '550.144.02'
-cuda_version: 12040
 gpus:
   - {{model: t4, address: '{T4}', driver: {driver}}}
   - {{model: a40, address: '{A40}', driver: {driver}, framework: mdev}}

@@ -35,7 +35,7 @@ class LifeTest(base.TestCase):
         """Write the file of a machine with two H100 and return its path."""
         path = self.useFixture(fixtures.TempDir()).join('h100x2.yaml')
         pathlib.Path(path).write_text(yaml.safe_dump({
-            'driver_version': '550.144.02', 'cuda_version': 12040,
+            'driver_version': '550.144.02',
             'gpus': [{'model': 'h100-80', 'address': address, 'mig': True}
                      for address in ('0000:18:00.0', '0000:9a:00.0')]}),
             encoding='utf-8')

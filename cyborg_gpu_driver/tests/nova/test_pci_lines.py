@@ -100,8 +100,8 @@ class PciLinesCase(base.DriverCase):
 
     @staticmethod
     def identity(gpu):
-        return {'vend_id': gpu.model.vendor.removeprefix('0x'),
-                'prod_id': gpu.model.device.removeprefix('0x'),
+        return {'vend_id': '10de',
+                'prod_id': gpu.model.device,
                 'driver_name': 'nvidia'}
 
     def pools(self):

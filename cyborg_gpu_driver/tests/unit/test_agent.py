@@ -181,7 +181,7 @@ class TestAgentOfGroups(AgentCase):
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'host')
         with open(path, 'w', encoding='utf-8') as stream:
             # JSON is YAML.
-            json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
+            json.dump({'driver_version': '570.124.03',
                        'gpus': [
                            {'model': 'h100-nvl', 'address': one,
                             'numa_node': 0, 'nvlink': [other] * 12}

@@ -55,4 +55,4 @@ class StandIn:
                  if handle in {vgpu.uuid for vgpu in gpu.vgpus}), None)
         gpu = self._cloud.machine(host).host.gpu(address)
         if gpu is not None:
-            yield f'{address} 0302: {gpu.model.vendor}:{gpu.model.device}'
+            yield f'{address} 0302: 10de:{gpu.model.device}'

@@ -86,22 +86,15 @@ class TestFunctions(base.MachineTestCase):
     def test_link_and_health_of_a_gpu_that_nvml_cannot_see(self):
         address = model.PciAddress.parse(A40)
         before = health.Seen(True, 0, 16)
-        speed = '16.0 GT/s PCIe'
-        for change, links, seen, wrong in (
-                ({}, ['16', speed], before, 0),
-                ({'lanes': 4}, ['4', speed], health.Seen(True, 0, 4), 1),
-                ({'aer': [0, 0, 1]}, ['4', speed],
-                 health.Seen(True, 1, 4), 2),
-                ({'lost': True}, ['63', 'Unknown'],
-                 health.Seen(False, 1, 63), 2)):
+        for change, seen, wrong in (
+                ({}, before, 0),
+                ({'lanes': 4}, health.Seen(True, 0, 4), 1),
+                ({'aer': [0, 0, 1]}, health.Seen(True, 1, 4), 2),
+                ({'lost': True}, health.Seen(False, 1, 63), 2)):
             self.machine.change_gpu(A40, **change)
             found = health.read_pci(self.sysfs, address)
             self.assertEqual(seen, found)
             self.assertEqual(wrong, len(health.wrong_pci(before, found)))
-            self.assertEqual(['16', speed, *links], [
-                self.read(A40, name) for name in (
-                    'max_link_width', 'max_link_speed', 'current_link_width',
-                    'current_link_speed')])
         self.assertEqual({0xff}, set(self.sysfs.read_bytes(
             *DEVICES, A40, 'config')))
 
@@ -134,17 +127,12 @@ class TestSystemCalls(base.MachineTestCase):
                             self.device + '/reset', os.O_RDONLY)
         self.assert_refused(errno.EISDIR, self.os.open, self.device,
                             os.O_WRONLY)
-        self.assertEqual(0o100200, self.os.stat(
-            self.device + '/reset').st_mode)
 
     def test_links_lead_to_the_device(self):
-        place = f'/sys/devices/pci0000:00/{A100}'
-        self.assertEqual(place, self.os.realpath(self.device))
         self.assertEqual(
-            place, os.path.normpath(os.path.join(
+            f'/sys/devices/pci0000:00/{A100}', os.path.normpath(os.path.join(
                 '/sys/bus/pci/devices', self.os.readlink(self.device))))
-        self.assertEqual('/sys/bus/pci/drivers/nvidia', self.os.realpath(
-            self.device + '/virtfn0/driver'))
+        self.os.stat(self.device + '/virtfn0/driver/bind')
         self.assert_refused(errno.EINVAL, self.os.readlink,
                             self.device + '/vendor')
 

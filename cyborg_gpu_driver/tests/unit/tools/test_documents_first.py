@@ -13,7 +13,6 @@ from cyborg_gpu_driver.tests.unit.tools import documents
 
 _HOST = """
 driver_version: '550.144.02'
-cuda_version: 12040
 gpus:
 """
 _NOVA = ('[service_user]', '[pci]')

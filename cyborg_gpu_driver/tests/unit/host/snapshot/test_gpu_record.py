@@ -13,7 +13,6 @@ from cyborg_gpu_driver.tests.unit.host import base
 _TIME = 1_800_000_000.0
 _HOST = """
 driver_version: '550.144.02'
-cuda_version: 12040
 fabric_mode: 1
 nvswitches:
   - address: '0000:c5:00.0'

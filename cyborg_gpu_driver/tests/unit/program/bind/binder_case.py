@@ -45,7 +45,7 @@ class BinderCase(base.BaseTestCase):
                 self.useFixture(fixtures.TempDir()).path, 'host.yaml')
             with open(self.machine, 'w', encoding='utf-8') as stream:
                 json.dump({'driver_version': '580.65.05',
-                           'cuda_version': 13000, 'gpus': [
+                           'gpus': [
                                dict(self.only, address=self.gpu)]}, stream)
         self.machine = machines.load(self.machine, gpu=self.gpu)
         self.state_path = self.useFixture(fixtures.TempDir()).path

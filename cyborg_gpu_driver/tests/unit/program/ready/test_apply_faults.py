@@ -19,7 +19,6 @@ _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
           pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_TIMEOUT)
 _HOST = """
 driver_version: '550.144.02'
-cuda_version: 12040
 gpus:
   - {model: a100-80, address: '0000:07:00.0', mig: true, framework: mdev}
 """

@@ -12,9 +12,6 @@ ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN = 19, 20, 15, 14, 9, 5, 0
 
 
 class TestInstances(base.MachineTestCase):
-    def remaining(self, profile_id, device=None):
-        return pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(
-            device or self.device(), profile_id)
 
     def test_a_placement_that_the_profile_does_not_have(self):
         device = self.device()
@@ -33,16 +30,6 @@ class TestInstances(base.MachineTestCase):
                          pynvml.nvmlGpuInstanceGetInfo, handle)
         self.assertEqual([13], self.instances(device, ONE))
         self.create(device, ONE)
-
-    def test_remaining_capacity(self):
-        every = (ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN)
-        self.assertEqual([7, 1, 4, 3, 2, 1, 1],
-                         [self.remaining(number) for number in every])
-        self.create(self.device(), THREE, 4, 4)
-        self.assertEqual([4, 1, 2, 2, 1, 1, 0],
-                         [self.remaining(number) for number in every])
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         self.remaining, 1)
 
     def test_a_handle_of_something_destroyed(self):
         device = self.device()

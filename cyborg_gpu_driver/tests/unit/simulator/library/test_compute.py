@@ -53,27 +53,14 @@ class TestMigDevices(base.MachineTestCase):
                          device, 0)
         number, _, compute = self.make()
         mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
-        self.assertEqual(1, pynvml.nvmlDeviceIsMigDeviceHandle(mig).value)
-        self.assertEqual(0, pynvml.nvmlDeviceIsMigDeviceHandle(
-            device).value)
         self.assertEqual(number, pynvml.nvmlDeviceGetGpuInstanceId(mig))
-        self.assertEqual(0, pynvml.nvmlDeviceGetComputeInstanceId(mig))
         self.assertEqual('NVIDIA A100-SXM4-40GB MIG 2g.10gb',
                          pynvml.nvmlDeviceGetName(mig))
         self.assertEqual(9856 << 20,
                          pynvml.nvmlDeviceGetMemoryInfo(mig).total)
-        parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)
-        self.assertEqual(pynvml.nvmlDeviceGetUUID(device),
-                         pynvml.nvmlDeviceGetUUID(parent))
         same = pynvml.nvmlComputeInstanceGetInfo(compute).device
         self.assertEqual(pynvml.nvmlDeviceGetUUID(mig),
                          pynvml.nvmlDeviceGetUUID(same))
-        attributes = pynvml.nvmlDeviceGetAttributes(mig)
-        self.assertEqual((28, 2, 2, 9856), (
-            attributes.multiprocessorCount,
-            attributes.gpuInstanceSliceCount,
-            attributes.computeInstanceSliceCount,
-            attributes.memorySizeMB))
 
     def test_a_mig_device_is_not_a_gpu(self):
         self.make()
