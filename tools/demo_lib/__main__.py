@@ -19,6 +19,15 @@ from demo_lib import story
 
 _HOST = 'compute1'
 _DRIVER = 'cyborg_gpu_driver'
+_NEXT = """
+What next?
+   .venv-demo/bin/cyborg-gpu --simulate dgx-a100-80 gpu map
+      the GPUs of another simulated host; doc/source/demo.rst has more
+   doc/source/admin/modes.rst
+      which mode is right for your servers
+   doc/source/install/index.rst
+      how to install it on a GPU host
+"""
 
 
 def main() -> int:
@@ -38,7 +47,8 @@ def main() -> int:
         problem = f'{type(error).__name__}: {error}'
     if problem is None:
         shutil.rmtree(directory, ignore_errors=True)
-        print('\ndemo: passed in %.0f s' % (time.monotonic() - began))
+        print(_NEXT)
+        print('demo: passed in %.0f s' % (time.monotonic() - began))
         return 0
     print(f'\nLogs, databases and configuration are in {directory}')
     print(f'demo: FAILED: {problem}')
@@ -47,7 +57,8 @@ def main() -> int:
 
 def _run(directory, output):
     output.heading('The released Placement and Cyborg start')
-    output.line("databases, by the services' own commands ...")
+    output.line("The services' own commands create their databases "
+                '(half a minute).')
     templates = database.Templates(directory)
     templates.make()
     running = cloud.Cloud(

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 
 
+WIDTH = 80
+INDENT = '   '
+
+
 class Screen:
-    """Headings, remarks and small tables on standard output."""
+    """Headings, remarks and small tables, in at most 80 columns."""
 
     def __init__(self):
         self._number = 0
@@ -22,11 +26,14 @@ class Screen:
         _print(f'\n== {self._number}. {text}')
 
     def line(self, text: str) -> None:
-        _print('   ' + text)
+        """Print a remark, on several lines if it is long."""
+        _print(textwrap.fill(
+            text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT,
+            break_long_words=False, break_on_hyphens=False))
 
     def block(self, text: str) -> None:
         """Print several lines unchanged."""
-        _print(textwrap.indent(text.rstrip('\n'), '   '))
+        _print(textwrap.indent(text.rstrip('\n'), INDENT))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence]
               ) -> None:
@@ -35,7 +42,7 @@ class Screen:
         widths = [max(len(str(row[column])) for row in cells)
                   for column in range(len(columns))]
         for row in cells:
-            self.line('  '.join(
+            self.block('  '.join(
                 _aligned(value, width)
                 for value, width in zip(row, widths)).rstrip())
 

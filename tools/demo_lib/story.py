@@ -166,12 +166,13 @@ class Story:
         self._servers.append(server)
         (arq,) = server.arqs
         self._screen.line(f'server {server.uuid} ({device_profile})')
+        handle = arq['attach_handle_type']
+        if handle == 'PCI':
+            handle += ' {domain}:{bus}:{device}.{function}'.format(
+                **arq['attach_handle_info'])
         self._screen.line(f'  accelerator request {arq["uuid"]}: '
                           f'{arq["state"]}')
-        self._screen.line('  %s handle: %s' % (
-            arq['attach_handle_type'], ', '.join(
-                f'{key}={value}' for key, value
-                in sorted(arq['attach_handle_info'].items()))))
+        self._screen.line(f'  attach handle: {handle}')
         _expect(arq['state'] == 'Bound', f'{arq["uuid"]} is {arq["state"]}')
         return arq
 
@@ -184,18 +185,20 @@ class Story:
         self._screen.line(f'  mdev {handle} ({found[handle]})')
 
     def _show_inventories(self, part):
-        rows = []
+        rows, host = [], f'{self._cloud.host}_'
         for name, provider in sorted(
                 self._cloud.placement.snapshot().items()):
             if part in name:
                 rows.extend(
-                    (name, resource_class, inventory['total'],
+                    (name.removeprefix(host), resource_class,
+                     inventory['total'],
                      inventory['reserved'], provider['usages'].get(
                          resource_class, 0))
                     for resource_class, inventory
                     in provider['inventories'].items())
-        self._screen.table(('provider', 'resource class', 'total',
-                            'reserved', 'used'), rows)
+        self._screen.table((f'provider of {self._cloud.host}',
+                            'resource class', 'total', 'reserved', 'used'),
+                           rows)
 
 
 def _expect(condition, otherwise):

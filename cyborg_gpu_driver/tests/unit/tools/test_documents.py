@@ -4,6 +4,7 @@
 """The documentation shows what the library accepts and does."""
 
 import contextlib
+import ctypes
 import doctest
 import io
 import os
@@ -14,6 +15,7 @@ import shutil
 import textwrap
 
 import fixtures
+import pynvml
 from oslo_config import cfg
 from oslotest import base
 
@@ -21,7 +23,10 @@ from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import gpu_map
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import platform
@@ -205,11 +210,21 @@ class ReadmeTest(base.BaseTestCase):
         super().setUp()
         self.text = (documents.ROOT / 'README.rst').read_text(
             encoding='utf-8')
-        simulated = machine.Machine.load('mixed')
-        with machine.kept():
-            gpus = reader.HostReader(
-                platform.open_platform(simulated)).snapshot().gpus
-        self.gpu = next(gpu for gpu in gpus if gpu.mig and gpu.mig.enabled)
+
+    def gpu(self, *instances):
+        """Return the A100 of the demo's host, with instances."""
+        with machine.Machine.load('mixed') as simulated:
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByPciBusId('0000:41:00.0')
+            for profile_id, start, size in instances:
+                pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                    device, profile_id, ctypes.byref(
+                        pynvml.c_nvmlGpuInstancePlacement_t(start, size)))
+            snapshot = reader.HostReader(
+                platform.open_platform(simulated)).snapshot()
+            self.addCleanup(simulated.uninstall)
+        return next(gpu for gpu in snapshot.gpus
+                    if str(gpu.address) == '0000:41:00.0')
 
     def test_no_other_option_is_needed(self):
         """test_first_hour and test_offers_simulated show what it offers."""
@@ -220,9 +235,23 @@ class ReadmeTest(base.BaseTestCase):
              'policies = slices', '[gpu_policy:slices]', 'mode = mig'],
             [line for line in block.splitlines() if line])
 
+    def test_the_drawing_is_what_gpu_show_draws(self):
+        shown = re.search(r'^   1  0000:41:00.0.*? created there now$',
+                          self.text, re.MULTILINE | re.DOTALL)[0]
+        places = (0, 1), (1, 1), (2, 2), (4, 4)
+        handles = re.findall(r'\*([0-9a-f-]+)…', shown)
+        tile = gpu_map.tile(
+            self.gpu(*((profile_id, *place) for profile_id, place
+                       in zip((19, 19, 14, 9), places, strict=True))),
+            1, policy.Mode.MIG, gpu_map.claimed([
+                (handle.ljust(36, '-'), None, model.Placement(*place))
+                for handle, place in zip(handles, places, strict=True)]))
+        self.assertEqual(textwrap.dedent(shown).splitlines(), gpu_map.lines(
+            [tile], gpu_map.UNICODE, gpu_map.TILE))
+
     def test_placement_has_no_candidate(self):
-        grid = geometry.Geometry(self.gpu.mig.profiles)
-        found = re.findall(r'^   compute1_gpu_\S+_(\S+)  (\S+) +(\d+) +(\d+) '
+        grid = geometry.Geometry(self.gpu().mig.profiles)
+        found = re.findall(r'^   gpu_\S+_(\S+)  (\S+) +(\d+) +(\d+) '
                            r'+(\d+)$', self.text, re.MULTILINE)
         self.assertEqual(3, len(found))
         totals = {item.name: grid.creatable(geometry.EMPTY, item)
