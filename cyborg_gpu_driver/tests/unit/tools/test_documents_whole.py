@@ -11,6 +11,7 @@ import shlex
 import types
 from xml.etree import ElementTree
 
+import fixtures
 import yaml
 from oslotest import base
 
@@ -30,6 +31,9 @@ _SHOWN = re.compile(
 """A block with one command on a simulated host, and what it prints."""
 _LABEL = re.compile(r'^ *\.\. _([\w-]+):$', re.MULTILINE)
 _TERM = re.compile(r':term:`([^`]+)`')
+
+
+_FOLLOWED = 'layouts.rst'
 
 
 def _entry_points(group):
@@ -219,26 +223,38 @@ class CyborgGpuTest(cmd_base.CommandCase):
                 found += 1
         self.assertGreater(found, 80)
 
-    def test_command_lines_on_simulated_hosts_work(self):
+    def test_command_lines_run(self):
+        """Those that no test of a page follows; without a cloud, some fail."""
+        directory = self.useFixture(fixtures.TempDir()).path
         self.addCleanup(os.chdir, os.getcwd())
-        os.chdir(documents.ROOT)
-        played = 0
+        os.chdir(directory)
+        os.symlink(documents.ROOT / 'doc', 'doc')
+        host = ('--config-file', self.configure(
+            f'[gpu]\nstate_path = {directory}\n', directory),
+            '--simulate', 'mixed', '--state', 'machine.json')
         # The README's block of commands has no prompt.
-        readme = re.findall(r'^ {4}(cyborg-gpu --simulate (?:.*\\\n)*.*)$',
+        readme = re.findall(r'^ {4}cyborg-gpu (--simulate (?:.*\\\n)*.*)$',
                             documents.pages()[0].read_text(encoding='utf-8'),
                             re.MULTILINE)
         lines = [line.replace('\\\n', ' ').split() for line in readme]
-        for page in _sources():
-            lines += [words for words in documents.commands(
-                documents.text(page), 'cyborg-gpu') if '--simulate' in words]
+        lines += [words[1:] for page in _sources() if page.name != _FOLLOWED
+                  and page.parent.name != 'first-server'
+                  for words in documents.commands(
+                      documents.text(page), 'cyborg-gpu')
+                  if 'exporter' not in words]
+        succeeded = 0
         for words in lines:
-            # The doctor has no files of services here.
+            simulated = '--simulate' in words
+            code, _output, errors = command.run(
+                *(() if simulated else host), *words)
+            self.assertIn(code, (0, 1, 2), words)
+            self.assertNotIn('Traceback', errors, words)
             # A layout that is planned is not in effect.
-            code = (2 if words[-1] == 'doctor' else
-                    1 if words[3:5] == ['layout', 'plan'] else 0)
-            self.run_program(*words[1:], code=code)
-            played += 1
-        self.assertGreater(played, 8)
+            if simulated and 'layout' not in words:
+                self.assertEqual(0, code, errors)
+            succeeded += not code
+        self.assertGreater(succeeded, 25)
+        self.assertGreater(len(lines), 45)
 
     def test_what_the_pages_show_of_simulated_hosts_is_printed(self):
         self.addCleanup(os.chdir, os.getcwd())
