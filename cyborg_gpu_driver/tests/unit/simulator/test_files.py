@@ -23,14 +23,6 @@ gpus:
 class TestShippedHosts(simulator_base.MachineTestCase):
     host = 'mixed'
 
-    def test_all_promised_hosts_are_there(self):
-        self.assertEqual(
-            ['a100x4-vfio', 'a30x4', 'dgx-a100-40', 'dgx-a100-80',
-             'h100nvlx2', 'h100nvlx2-595', 'hgx-h100', 'hgx-h100-vfio',
-             'hgx-h200', 'hgx-h200-vfio', 'l40sx4', 'mixed',
-             'rtxpro6000x8', 't4x4', 'vgpu-only'],
-            machine.names())
-
     def test_every_host_loads_and_answers(self):
         counts = {}
         for name in machine.names():
@@ -118,22 +110,3 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
             message = self.refusal(text)
             for part in said:
                 self.assertIn(part, message)
-
-    def test_the_place_of_what_is_not_right(self):
-        for line, said in (
-                ('vfs: many', "vfs: found 'many'; expected all, or a whole "
-                              'number from 0'),
-                ('mig: 1', 'mig: found 1; expected true or false'),
-                ('numa_node: -2', 'numa_node: found -2; expected a whole '
-                                  'number from -1 up'),
-                ('driver: vfio', "driver: found 'vfio'; expected nvidia, "
-                                 'vfio-pci, nouveau or null'),
-                ('framework: none-at-all',
-                 "framework: found 'none-at-all'; expected mdev, "
-                 'vendor-vfio or none'),
-                ('nvlink: [here]', "nvlink[0]: found 'here'; expected a PCI "
-                                   'address in quotes'),
-                ("nvlink: ['0000:5e:00.0']", 'nvlink: found 1 addresses; '
-                                             'expected at most 0')):
-            self.assertIn(f'gpus[0].{said}',
-                          self.refusal(f'{HOST}    {line}\n'))

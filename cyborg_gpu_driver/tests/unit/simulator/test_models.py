@@ -47,18 +47,6 @@ class ModelsTest(base.BaseTestCase):
             self.assertEqual(model.name in NO_LISTING,
                              bool(ids) and min(ids) >= MADE_UP, model.name)
 
-    def test_profiles_are_those_of_public_listings(self):
-        """``nvidia-smi mig -lgip`` of a B200: NVIDIA/mig-parted#166, #187."""
-        model = files.load_model('b200')
-        self.assertEqual({
-            '1g.23gb': (19, 7, 18, 2, 1, 1), '1g.23gb+me': (
-                20, 1, 18, 2, 1, 1),
-            '1g.45gb': (15, 4, 30, 2, 1, 1), '2g.45gb': (14, 3, 36, 4, 2, 2),
-            }, {item.name: (item.profile_id, item.max_instances,
-                            item.multiprocessors, item.copy_engines,
-                            item.decoders, item.jpeg)
-                for item in model.mig.profiles if item.slices < 3})
-
     def test_no_two_types_share_an_id_or_a_name(self):
         kinds = [kind for model in self.models for kind in model.vgpu_types]
         for field in ('type_id', 'name'):

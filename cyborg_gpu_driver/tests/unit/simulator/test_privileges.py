@@ -9,7 +9,6 @@ import fixtures
 import pynvml
 from oslo_concurrency import processutils
 
-from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
@@ -21,29 +20,11 @@ _DONE, _REFUSED, _FAILED = range(3)
 _TEMPORARY = tempfile.gettempdir()
 
 
-_NEEDS_ROOT = (
-    'nvmlComputeInstanceDestroy', 'nvmlDeviceCreateGpuInstance',
-    'nvmlDeviceCreateGpuInstanceWithPlacement',
-    'nvmlDeviceGetGpuInstanceById',
-    'nvmlDeviceGetGpuInstancePossiblePlacements_v2',
-    'nvmlDeviceGetGpuInstances',
-    'nvmlDeviceSetEccMode', 'nvmlDeviceSetMigMode',
-    'nvmlDeviceSetPersistenceMode', 'nvmlGpuInstanceCreateComputeInstance',
-    'nvmlGpuInstanceCreateComputeInstanceWithPlacement',
-    'nvmlGpuInstanceDestroy', 'nvmlGpuInstanceGetComputeInstanceById',
-    'nvmlGpuInstanceGetComputeInstances')
-"""Simulated functions that "require privileged user" or root in nvml.h 13."""
-
-
 class TestWithoutRoot(base.MachineTestCase):
 
     def setUp(self):
         super().setUp()
         self.machine.privileged = False
-
-    def test_functions_that_need_root(self):
-        self.assertEqual([], [name for name in _NEEDS_ROOT
-                              if not abi.TABLE[name].privileged])
 
     def test_programs_fail(self):
         for run in (lambda: tools.sriov_manage(self.machine)(_GPU, True),

@@ -2,7 +2,6 @@
 
 """sriov-manage, mdevctl and nvidia-smi of a simulated machine."""
 
-import dataclasses
 
 import pynvml
 from oslo_concurrency import processutils
@@ -39,20 +38,6 @@ class TestSriovManage(ToolsTestCase):
         self.run_tool(self.other, False)
         self.assertEqual(0, self.vfs(self.other))
         self.assertEqual(2, self.machine.calls['sriov-manage'])
-
-    def test_instances(self):
-        self.create(self.at(self.gpu), 19)
-        self.run_tool(self.gpu, True)
-        self.assertEqual([13], self.instances(self.at(self.gpu), 19))
-        for keeps, enable in ((True, False), (True, True), (False, False)):
-            self.machine.host = dataclasses.replace(
-                self.machine.host, keeps_mig=keeps)
-            pynvml.nvmlShutdown()
-            self.run_tool(self.gpu, enable)
-            pynvml.nvmlInit()
-            self.assertEqual([13] if keeps else [],
-                             self.instances(self.at(self.gpu), 19))
-
 
 class TestMdevctl(ToolsTestCase):
     host = 't4x4'

@@ -10,7 +10,6 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import pci
-from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _GPU = '0000:17:00.0'
@@ -128,10 +127,6 @@ class UnbindTest(UsageTestCase):
     def test_driver_versions(self):
         for version, since in (('580.65.06', False), ('580.95.05', False),
                                ('580.105.08', True), ('590.44.01', True)):
-            host = self.machine.host
-            self.assertIs(since, spec.Host.driver_since(
-                _with(host, version), 580, 105, 8), version)
-
-
-def _with(host, version):
-    return dataclasses.replace(host, driver_version=version)
+            host = dataclasses.replace(self.machine.host,
+                                       driver_version=version)
+            self.assertIs(since, host.driver_since(580, 105, 8), version)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The documentation is complete, and none of its links is broken."""
+"""The documentation is complete. Sphinx checks its references."""
 
 import configparser
 import importlib
@@ -24,13 +24,9 @@ from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 from cyborg_gpu_driver.tests.unit.tools import documents
 
-_DOC = re.compile(r':doc:`(?:[^`<]*<)?([^`<>]+)>?`')
-_REF = re.compile(r':ref:`(?:[^`<]*<)?([^`<>]+)>?`')
 _SHOWN = re.compile(
     r'[#$] cyborg-gpu (--simulate (?:.*\\\n)*.*[^\\\n])\n([^#$](?:.*\n)+)')
 """A block with one command on a simulated host, and what it prints."""
-_LABEL = re.compile(r'^ *\.\. _([\w-]+):$', re.MULTILINE)
-_TERM = re.compile(r':term:`([^`]+)`')
 
 
 _FOLLOWED = 'layouts.rst'
@@ -50,39 +46,13 @@ def _sources():
     return documents.pages()[1:]
 
 
-class LinksTest(base.BaseTestCase):
-
-    def test_every_reference_has_what_it_refers_to(self):
-        texts = {page: documents.text(page) for page in _sources()}
-        labels = {label for text in texts.values()
-                  for label in _LABEL.findall(text)}
-        found = 0
-        for page, text in texts.items():
-            for name in _DOC.findall(text):
-                at = (documents.SOURCE / name[1:] if name.startswith('/')
-                      else page.parent / name)
-                self.assertTrue(at.with_name(f'{at.name}.rst').exists(),
-                                f'{page}: {name}')
-                found += 1
-            for label in _REF.findall(text):
-                self.assertIn(label, labels, page)
-                found += 1
-        self.assertGreater(found, 50)
+class PartsTest(base.BaseTestCase):
 
     def test_every_fragment_is_part_of_a_page(self):
         whole = ''.join(page.read_text(encoding='utf-8')
                         for page in _sources())
         for fragment in documents.SOURCE.rglob('*.inc'):
             self.assertIn(f'.. include:: {fragment.name}\n', whole)
-
-    def test_every_term_is_in_the_glossary(self):
-        glossary = documents.text(
-            documents.SOURCE / 'reference' / 'glossary.rst')
-        terms = set(re.findall(r'^ {3}(\S.*)$', glossary, re.MULTILINE))
-        used = {term for page in _sources()
-                for term in _TERM.findall(documents.text(page))}
-        self.assertEqual(set(), used - terms)
-        self.assertIn('policy', used)
 
     def test_every_picture_is_shown_and_is_valid(self):
         text = ''.join(map(documents.text, documents.pages()))

@@ -43,14 +43,6 @@ def profiles(device):
 
 
 class TestProfiles(base.MachineTestCase):
-    def test_placements_into_too_small_an_array(self):
-        count = ctypes.c_uint(6)
-        self.assert_code(
-            pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements,
-            self.device(), ONE,
-            (pynvml.c_nvmlGpuInstancePlacement_t * 6)(),
-            ctypes.byref(count))
 
     def test_the_number_that_finds_a_profile_is_not_its_id(self):
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, placements,
@@ -78,15 +70,6 @@ class TestProfiles(base.MachineTestCase):
                              last)
             self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, device,
                              pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
-
-    def test_a_structure_of_the_wrong_version(self):
-        info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
-        info.version = 0x01000098
-        self.assertEqual(
-            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-            self.machine.library.nvmlDeviceGetGpuInstanceProfileInfoV(
-                self.device(), 0, ctypes.byref(info)))
-
 
 class TestModes(base.MachineTestCase):
     host = 'mixed'

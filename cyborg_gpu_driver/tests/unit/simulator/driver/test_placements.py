@@ -100,20 +100,6 @@ class MixedTestCase(base.MachineTestCase):
 
 class TestMode(MixedTestCase):
 
-    def test_it_goes_with_the_driver(self):
-        self.mix()
-        # sriov-manage has nothing to do, and changes nothing.
-        self.machine.sriov_manage(self.gpu)
-        self.assertEqual(1, self.mixes())
-        self.machine.sriov_manage(self.gpu, enable=False)
-        self.assertEqual(0, self.mixes())
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.mix)
-        self.machine.sriov_manage(self.gpu)
-        self.mix()
-        self.machine.reboot()
-        pynvml.nvmlInit()
-        self.assertEqual(0, self.mixes())
-
     def test_not_with_fixed_shares(self):
         state = pynvml.c_nvmlVgpuSchedulerSetState_t()
         state.schedulerPolicy = 3

@@ -135,19 +135,6 @@ class TestVendorVfio(base.MachineTestCase):
         self.assertRaises(exception.HostUnusable,
                           self.machine.start_guest, self.vf)
 
-    def test_each_file_may_fail(self):
-        self.make()
-        for name in ('current_vgpu_type', 'creatable_vgpu_types',
-                     'placement_id', 'vgpu_params'):
-            path = f'/sys/bus/pci/devices/*/nvidia/{name}'
-            self.machine.faults.fail_read(path, errno.ETIMEDOUT)
-            self.assert_errno(errno.ETIMEDOUT, self.read, self.vf, name)
-        for name in ('current_vgpu_type', 'vgpu_params'):
-            self.machine.faults.fail_write(
-                f'/sys/bus/pci/devices/*/nvidia/{name}', errno.ETIMEDOUT)
-            self.assert_errno(errno.ETIMEDOUT, self.sysfs.write, '0',
-                              *DEVICES, self.vf, 'nvidia', name)
-
     def test_refusals(self):
         for value in ('', 'x', '-1', '99999'):
             self.assert_errno(errno.EINVAL, self.set_type, self.vf, value)

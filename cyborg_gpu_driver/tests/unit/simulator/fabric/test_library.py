@@ -87,6 +87,3 @@ class LibraryTest(base.BaseTestCase):
         self.assertEqual((), self.machine.active_partitions)
         self.library.fmLibInit()
         self.assertEqual(0, self.connect())
-
-    def test_there_is_no_other_function(self):
-        self.assertRaises(AttributeError, getattr, self.library, 'fmReset')
