@@ -124,6 +124,10 @@ def _find(name_or_path):
 
 def _read(path, digest):
     try:
+        if path.exists() and not path.is_file():
+            # Devices such as /dev/full have no end.
+            raise exception.HostUnusable(
+                f'simulated machine {str(path)!r}: not a file')
         data = path.read_bytes()
     except OSError as error:
         raise exception.HostUnusable(

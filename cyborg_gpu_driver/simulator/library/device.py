@@ -96,13 +96,16 @@ def _memory_mib(gpu, ids):
         _profile(gpu, ids).memory_mib)
 
 
-@abi.symbol('nvmlDeviceGetMemoryInfo')
+@abi.symbol('nvmlDeviceGetMemoryInfo', 'nvmlDeviceGetMemoryInfo_v2')
 def memory_info(library, handle, info):
+    """Version 2 tells the driver's own memory from what is in use."""
     total = _memory_mib(*library.device(handle)) * _MIB
     info = abi.target(info)
-    info.total = total
-    info.used = min(_RESERVED_MIB * _MIB, total)
-    info.free = total - info.used
+    reserved = min(_RESERVED_MIB * _MIB, total)
+    info.total, info.free, info.used = total, total - reserved, reserved
+    if isinstance(info, pynvml.c_nvmlMemory_v2_t):
+        abi.versioned(info, pynvml.nvmlMemory_v2)
+        info.reserved, info.used = reserved, 0
 
 
 @abi.symbol('nvmlDeviceSetPersistenceMode', writes=True,

@@ -38,9 +38,10 @@ def _profile_count(driver_version):
     return pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 
 
-@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
+@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfo',
+            'nvmlDeviceGetGpuInstanceProfileInfoV')
 def profile_info(library, handle, number, info):
-    """Fill a structure of version 2, which has a name, or of version 3.
+    """Fill a structure of version 1, or of a later one, which has a name.
 
     Version 3 has capabilities instead of peer access. NOT_SUPPORTED is a gap
     in NVML's list of profiles.
@@ -54,10 +55,6 @@ def profile_info(library, handle, number, info):
     if profile is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     info = abi.target(info)
-    version = info.version >> 24
-    if (version not in _VERSIONS
-            or info.version & 0xffffff != ctypes.sizeof(info)):
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     info.id = profile.profile_id
     info.sliceCount = profile.slices
     info.instanceCount = profile.max_instances
@@ -68,6 +65,13 @@ def profile_info(library, handle, number, info):
     info.jpegCount = profile.jpeg
     info.ofaCount = profile.ofa
     info.memorySizeMB = profile.memory_mib
+    if isinstance(info, pynvml.c_nvmlGpuInstanceProfileInfo_t):
+        info.isP2pSupported = profile.capabilities & _PEER
+        return
+    version = info.version >> 24
+    if (version not in _VERSIONS
+            or info.version & 0xffffff != ctypes.sizeof(info)):
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     if version == 3:
         info.capabilities = profile.capabilities
     else:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Iterator
@@ -120,6 +121,9 @@ class Store:
             self.state = state_module.first(self._host)
             self._text = None
             return
+        if not stat.S_ISREG(found.st_mode):
+            # Devices such as /dev/full have no end.
+            raise self._refusal('not a file; give another one')
         loaded = self._loaded
         if loaded is not None and loaded.is_file(found):
             return

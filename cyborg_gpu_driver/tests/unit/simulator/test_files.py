@@ -76,6 +76,14 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
         self.assertIn('dgx-b300', str(error))
         self.assertIn('mixed', str(error))
 
+    def test_what_is_no_file(self):
+        path = os.path.join(self.directory, 'pipe.yaml')
+        os.mkfifo(path)
+        for arguments in ((path,), ('mixed', path)):
+            error = self.assertRaises(exception.HostUnusable,
+                                      machine.Machine.load, *arguments)
+            self.assertIn(f'{path!r}: not a file', str(error))
+
     def test_no_such_file(self):
         path = os.path.join(self.directory, 'absent.yaml')
         error = self.assertRaises(exception.HostUnusable,
