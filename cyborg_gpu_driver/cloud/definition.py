@@ -52,6 +52,8 @@ _CLASSES = (orc.FPGA, 'GPU', orc.PGPU, orc.VGPU)
 _DB_MAX = (1 << 31) - 1
 """The greatest number that Nova's and Keystone's databases can store."""
 _UNLIMITED = -1
+_SHOWN_TRAIT = re.compile(r'CUSTOM_GPU_(?:ARCH|MEMORY|MODEL)_(.+)')
+"""What a description says of the traits that a group requires."""
 _CUSTOM = 'CUSTOM_[A-Z0-9_]+'
 _CUSTOM_TEXT = 'CUSTOM_ followed by upper-case letters, digits and _'
 
@@ -177,11 +179,12 @@ def parse(text: str, source: str) -> Definition:
         NODE_CLASS: baremetal.class_in_placement})
     items: list[resources.Item] = []
     nodes: Nodes = {}
+    texts: dict[str, str] = {}
     for key, read in (('profiles', _profile), ('flavors', _flavor),
                       ('limits', _limit)):
         for number, value in enumerate(content.get(key, ())):
             where = place.below(key, number)
-            for item in read(where, value, nodes):
+            for item in read(where, value, nodes, texts):
                 _check_new(where, item, items)
                 items.append(item)
     return Definition(tuple(items), tuple(nodes.values()))
@@ -230,18 +233,38 @@ def _check_new(where: schema.Place, item: resources.Item,
                           'keep one')
 
 
-def _profile(place: schema.Place, value: Mapping[str, Any], nodes: Nodes
-             ) -> Iterator[resources.Item]:
+def _profile(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
+             texts: dict[str, str]) -> Iterator[resources.Item]:
     profile = resources.DeviceProfile(
         value['name'],
         tuple(group for number, item in enumerate(value['groups'])
               for group in _groups(place.below('groups', number), item)),
-        _description(place, value))
+        _description(place, value) or ' + '.join(map(_words,
+                                                     value['groups'])))
+    texts[profile.name] = profile.description
     if 'nodes' in value:
         nodes[profile.name] = baremetal.make(profile, value['nodes'], place)
         yield nodes[profile.name].template
     else:
         yield profile
+
+
+def _words(group: Mapping[str, Any]) -> str:
+    """Say in words for tenants what a group of the file gives."""
+    name = group.get('gpu', '')
+    if 'resources' in group:
+        text = group['resources']
+    elif name == _PASSTHROUGH:
+        text = 'whole GPU'
+    elif _GROUP_NAME.fullmatch(name):
+        text = f'GPU group {name}'
+    else:
+        text = ('vGPU ' if '-' in name.partition('gb')[0]
+                else 'MIG slice ') + name
+    traits = [match[1].replace('_', ' ') for match in map(
+        _SHOWN_TRAIT.fullmatch, group.get('required', ())) if match]
+    return (f'{group.get("count", 1)} x {text}'
+            + (f' ({", ".join(traits)})' if traits else ''))
 
 
 def _groups(place: schema.Place, value: Mapping[str, Any]
@@ -269,8 +292,8 @@ def _class(value: Mapping[str, Any]) -> str:
             else value['resources'])
 
 
-def _flavor(place: schema.Place, value: Mapping[str, Any], nodes: Nodes
-            ) -> Iterator[resources.Item]:
+def _flavor(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
+            texts: dict[str, str]) -> Iterator[resources.Item]:
     projects = frozenset(value.get('projects', ()))
     public = value.get('public', 'projects' not in value)
     if public and projects:
@@ -284,15 +307,18 @@ def _flavor(place: schema.Place, value: Mapping[str, Any], nodes: Nodes
             'give profile: NAME instead')
     metal = nodes.get(value['profile'])
     if metal is None:
-        specs = {**specs, resources.PROFILE_KEY: value['profile']}
+        # Skyline shows a flavor with this extra spec among those with GPUs.
+        specs = {':category': 'vgpu', **specs,
+                 resources.PROFILE_KEY: value['profile']}
     found = resources.Flavor(
         value['name'], value['vcpus'], value['ram'], value['disk'], public,
-        tuple(sorted(specs.items())), projects, _description(place, value))
+        tuple(sorted(specs.items())), projects,
+        _description(place, value) or texts.get(value['profile'], ''))
     yield found if metal is None else metal.flavor(found)
 
 
-def _limit(place: schema.Place, value: Mapping[str, Any], nodes: Nodes
-           ) -> Iterator[resources.Item]:
+def _limit(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
+           texts: dict[str, str]) -> Iterator[resources.Item]:
     name = f'class:{_class(value)}'
     yield resources.RegisteredLimit(name, value['default'])
     for project, limit in value.get('projects', {}).items():

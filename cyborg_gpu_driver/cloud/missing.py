@@ -13,6 +13,7 @@ import os_resource_classes as orc
 import os_traits
 
 from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import guest
 from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
@@ -39,6 +40,7 @@ def of_request(wanted: request.Request, known: facts.Facts
         yield from fault(known.server, known)
     yield from wanted.findings
     yield from _flavor(wanted.flavor, known.project)
+    yield from _guest(wanted, known)
     yield from _limits(known)
     yield from _classes(wanted, known)
     yield from _requested_traits(wanted, known)
@@ -108,6 +110,30 @@ def _flavor(flavor: request.Flavor | None, project: str | None
             f'flavor {flavor.name} is not public, and project {project} has '
             'no access to it',
             f'openstack flavor set --project {project} {flavor.name}')
+
+
+def _guest(wanted: request.Request, known: facts.Facts) -> Iterator[Finding]:
+    """Tell of a flavor whose guest would not see all of its whole GPUs."""
+    if wanted.flavor is None:
+        return
+    gpus, bar = guest.whole_gpus(wanted.granular, (
+        node for tree in known.trees for node in tree.below))
+    ram = wanted.flavor.ram * guest.MIB
+    needed = guest.flavor_specs(gpus, bar, ram)
+    has = wanted.flavor.extra_specs
+    bits = has.get(guest.BITS, '')
+    if needed and has.get(guest.MODE) != 'passthrough' and not (
+            bits.isdecimal() and int(bits) >= int(needed[guest.BITS])):
+        yield Finding(
+            Reason.GUEST_ADDRESSES, wanted.flavor.name,
+            f'a guest of flavor {wanted.flavor.name} may not see all of its '
+            f"{gpus} GPUs: with QEMU's default of 40 address bits it has "
+            f'room for {min(gpus, guest.default_room(bar, ram))}, unless the '
+            'image has hw_maxphysaddr_mode',
+            'openstack flavor set ' + ' '.join(
+                f'--property {key}={value}' for key, value in needed.items())
+            + f' {wanted.flavor.name}; the image needs hw_machine_type=q35 '
+            'and hw_firmware_type=uefi', blocks=False)
 
 
 def _limits(known: facts.Facts) -> Iterator[Finding]:

@@ -35,10 +35,14 @@ PROFILE_KEY = 'accel:device_profile'
 _KEY = re.compile(r'(resources|trait)([a-zA-Z0-9_-]{1,64})?:(.*)')
 _TRANSLATED = (
     'hw:mem_encryption', 'hw:pmem', 'hw:tpm', 'os:secure_boot',
-    'hw:maxphysaddr', 'hw:pci_numa_affinity_policy', 'hw:cpu_thread_policy',
+    'hw:pci_numa_affinity_policy', 'hw:cpu_thread_policy',
     'hw:ephemeral_encryption', 'hw:sound_model', 'hw:virtio_packed_ring',
     'pci_passthrough:alias')
 """Extra specs that Nova expands into a request, and this module does not."""
+_ADDRESSES = {
+    'emulate': os_traits.COMPUTE_ADDRESS_SPACE_EMULATED,
+    'passthrough': os_traits.COMPUTE_ADDRESS_SPACE_PASSTHROUGH}
+"""The trait that Nova requires for each ``hw:maxphysaddr_mode``."""
 _UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
 
 
@@ -58,6 +62,7 @@ class Reason(enum.Enum):
     TRAIT_NOWHERE = 'no provider of a resource class has the trait'
     FLAVOR_DISABLED = 'the flavor is disabled'
     FLAVOR_ACCESS = 'the project has no access to the flavor'
+    GUEST_ADDRESSES = 'the guest may not see all of its GPUs'
     QUOTA = 'a limit of the project would be exceeded'
     # A host.
     HOST_DISABLED = 'the compute service is disabled'
@@ -358,6 +363,9 @@ def _flavor_groups(flavor):
             _add(found.setdefault(suffix, _empty()), match[1], match[3],
                  value)
     own = found.setdefault('', _empty())
+    mode = flavor.extra_specs.get('hw:maxphysaddr_mode')
+    if mode in _ADDRESSES:
+        own['required'].add(_ADDRESSES[mode])
     taken = {name for parts in found.values() for name in parts['resources']}
     wanted = {orc.MEMORY_MB: flavor.ram, orc.DISK_GB: flavor.disk}
     if flavor.extra_specs.get('hw:cpu_policy') == 'dedicated':

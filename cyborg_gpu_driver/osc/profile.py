@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import guest
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import plan
@@ -66,6 +69,12 @@ class SyncProfile(base.Lister):
             for name in sorted(wanted.projects)})
         if wanted.nodes:
             baremetal.check_service(self.cloud)
+        providers = placement.read_providers(
+            self.cloud, progress=base.show_progress) if any(
+                item.kind is resources.Kind.PROFILE
+                for item in wanted.items) else ()
+        wanted = dataclasses.replace(
+            wanted, items=guest.completed(wanted.items, providers))
         present = state.read(self.cloud, wanted, parsed_args.prune)
         changes = list(plan.make(wanted.items, present, parsed_args.adopt,
                                  parsed_args.prune))
@@ -77,7 +86,7 @@ class SyncProfile(base.Lister):
             for item in plan.left_over(wanted.items, present):
                 base.say(f'{item.kind.value} {item.name} is not in the file; '
                          '--prune deletes it.')
-        warned = self._warn(wanted, verdicts)
+        warned = self._warn(wanted, verdicts, providers)
         rows = (self._refuse(changes) if warned and parsed_args.strict
                 else self._settle(changes, parsed_args))
         return ('Action', 'Kind', 'Name', 'Change', 'Result'), rows + [
@@ -100,16 +109,15 @@ class SyncProfile(base.Lister):
                 for profile in profiles for node in nodes]
 
     def _warn(self, wanted: definition.Definition,
-              verdicts: Sequence[baremetal.Verdict]) -> bool:
+              verdicts: Sequence[baremetal.Verdict],
+              providers: Sequence[facts.Node]) -> bool:
         """Warn about what no GPU offers; return whether there was a warning.
         """
         texts = [f'no node supports {profile.entry.name}'
                  for profile in wanted.nodes
                  if not any(verdict.can for verdict in verdicts
                             if verdict.trait == profile.trait)]
-        if any(item.kind is resources.Kind.PROFILE for item in wanted.items):
-            texts += plan.unoffered(wanted.items, placement.read_providers(
-                self.cloud, progress=base.show_progress))
+        texts += plan.unoffered(wanted.items, providers)
         for text in texts:
             base.say(f'Warning: {text}')
         return bool(texts)

@@ -81,8 +81,10 @@ class SyncTest(base.TestCase):
         self.assertEqual({}, self.sync(_DEFINITION))
         flavor = self.named('sync.slice')
         self.assertEqual(
-            {'accel:device_profile': 'sync-slice',
+            {':category': 'vgpu', 'accel:device_profile': 'sync-slice',
              'quota:cpu_shares': '100'}, flavor.extra_specs)
+        self.assertEqual('1 x MIG slice 1g.10gb [openstack gpu]',
+                         flavor.description)
         self.assertFalse(flavor.is_public)
         project = self.admin.identity.find_project('project1').id
         self.assertEqual([project], [
@@ -119,7 +121,8 @@ class SyncTest(base.TestCase):
             self.sync(document))
         flavor = self.named('sync.slice')
         self.assertEqual(
-            (before, {'accel:device_profile': 'sync-slice',
+            (before, {':category': 'vgpu',
+                      'accel:device_profile': 'sync-slice',
                       'hw:cpu_policy': 'shared'}, 2),
             (flavor.id, flavor.extra_specs,
              len(list(self.admin.compute.get_flavor_access(flavor)))))

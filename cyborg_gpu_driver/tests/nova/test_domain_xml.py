@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 
 import fixtures
+from lxml import etree
 from nova import exception as nova_exception
 from nova.tests.fixtures import libvirt as fakelibvirt
 
+from cyborg_gpu_driver.cloud import guest
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.partition import nvlink
@@ -189,8 +191,8 @@ class GroupTest(base.DriverCase):
             device.type for device in self.hostdevs(server)])
 
 
-class WhoseTest(base.DriverCase):
-    """What the exporter reads from the XML that Nova passes to libvirt."""
+class DefinedTest(base.DriverCase):
+    """The XML that Nova passes to libvirt."""
 
     def setUp(self):
         super().setUp()
@@ -204,7 +206,16 @@ class WhoseTest(base.DriverCase):
         self.useFixture(fixtures.MonkeyPatch(
             'nova.tests.fixtures.libvirt.Connection.defineXML', record))
 
-    def test_a_server_its_project_and_its_devices(self):
+    def test_address_space_of_four_large_gpus(self):
+        server = self.instance()
+        server.flavor.extra_specs |= guest.flavor_specs(4, 128 << 30, 0)
+        self.flags(cpu_mode='host-passthrough', group='libvirt')
+        self.spawn(server, [])
+        space = etree.fromstring(self.defined[0]).find('cpu/maxphysaddr')
+        self.assertEqual({'mode': 'emulate', 'bits': '43'}, dict(space.attrib))
+
+    def test_what_the_exporter_reads(self):
+        """A server, its project and its devices."""
         host = self.useFixture(base.GpuHost(
             't4x4', policy.Policy(
                 'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),

@@ -45,6 +45,8 @@ _specs = strategies.builds(
         'group_policy': strategies.sampled_from(('none', 'isolate', 'x')),
         'hw:cpu_policy': strategies.just('dedicated'),
         'hw:emulator_threads_policy': strategies.just('isolate'),
+        'hw:maxphysaddr_mode': strategies.sampled_from(
+            ('emulate', 'passthrough')),
         'hw:numa_nodes': strategies.just('1')}))
 
 

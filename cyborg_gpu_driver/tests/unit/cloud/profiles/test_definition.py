@@ -48,27 +48,42 @@ class DefinitionTest(base.BaseTestCase):
         slice_ = resources.group('CUSTOM_NVIDIA_1G_10GB')
         limit = 'class:CUSTOM_NVIDIA_1G_10GB'
         self.assertEqual((
-            resources.DeviceProfile('slice', (slice_,)),
+            resources.DeviceProfile('slice', (slice_,),
+                                    '1 x MIG slice 1g.10gb'),
             resources.DeviceProfile(
                 'mixed', (resources.group('CUSTOM_NVIDIA_T4_2B'), (
                     ('resources:CUSTOM_NVIDIA_1G_10GB', '2'),
                     ('trait:CUSTOM_GPU_ARCH_HOPPER', 'required'),
                     ('trait:CUSTOM_GPU_NUMA_0', 'forbidden'))),
                 'a desktop and two slices'),
-            resources.DeviceProfile('four', 4 * (resources.group('PGPU'),)),
+            resources.DeviceProfile('four', 4 * (resources.group('PGPU'),),
+                                    '4 x whole GPU'),
             resources.Flavor(
                 'gpu.slice', 4, 8192, 0, False,
-                (('accel:device_profile', 'slice'),
+                ((':category', 'vgpu'), ('accel:device_profile', 'slice'),
                  ('hw:cpu_policy', 'dedicated')),
                 frozenset({'research', 'lab'}), 'one slice'),
             resources.Flavor(
                 'gpu.four', 64, 262144, 100, True,
-                (('accel:device_profile', 'four'),)),
+                ((':category', 'vgpu'), ('accel:device_profile', 'four')),
+                description='4 x whole GPU'),
             resources.RegisteredLimit(limit, 0),
             resources.Limit(limit, 'research', 8),
             resources.Limit(limit, 'lab', -1),
             resources.RegisteredLimit('class:PGPU', -1)),
             _parse(_DOCUMENT).items)
+
+    def test_what_tenants_read(self):
+        document = copy.deepcopy(_DOCUMENT)
+        del document['profiles'][1]['description']
+        document['profiles'][1]['groups'] += [
+            {'gpu': 'nvlink-2_H100_NVL'}, {'gpu': '1g.24gb-me'},
+            {'gpu': 'passthrough', 'required': [
+                'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_GPU_NUMA_0']}]
+        self.assertEqual(
+            '1 x vGPU T4-2B + 2 x CUSTOM_NVIDIA_1G_10GB (HOPPER) + '
+            '1 x GPU group nvlink-2_H100_NVL + 1 x MIG slice 1g.24gb-me + '
+            '1 x whole GPU (80GB)', _parse(document).items[1].description)
 
     def test_projects(self):
         found = _parse(_DOCUMENT)

@@ -108,7 +108,7 @@ class CordonTest(CordonCase):
 
     def test_a_host_without_gpus(self):
         host = self.write('empty.yaml', "driver_version: '550.144.02'\n"
-                          'cuda_version: 12040\ngpus: []\n')
+                          'gpus: []\n')
         for command in (('cordon', '--reason', 'a fan'), ('uncordon',)):
             _, errors = self.run_program('--simulate', host, 'gpu', *command,
                                          '--all', code=1)
