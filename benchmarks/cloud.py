@@ -352,7 +352,7 @@ def cost(cloud: Counting, command: Callable[[Counting], int]) -> Cost:
 
 
 def host_list(cloud: Counting) -> int:
-    """Do what ``openstack gpu host list`` does."""
+    """Do what ``openstack gpu list`` does."""
     return sum(offer.used for host in cloud_hosts.read(cloud)
                for offer in host.providers)
 

@@ -198,9 +198,12 @@ class Cloud:
             text = f'{service}: {text}'
         if isinstance(error, exceptions.DuplicateResource):
             return f'{text} Give the UUID of one'
-        if status in (401, 403):
-            return (f'{text}; check the credentials, and that the user has '
-                    f'the role {_ADMIN}')
+        if status == 403:
+            # The text has the URL, which is none of a tenant's business.
+            return (f'{service or "the service"} refuses it to this user '
+                    f'(403); only a user with the role {_ADMIN} may do it')
+        if status == 401:
+            return f'{text}; check the credentials'
         if status >= 500 or isinstance(error,
                                        identity_exceptions.ConnectionError):
             return f'{text}; see whether {service or "it"} runs, and its log'
@@ -210,8 +213,7 @@ class Cloud:
         """The name of the service whose URL is in a text; empty if none is.
         """
         try:
-            catalog = self.sdk.session.auth.get_access(
-                self.sdk.session).service_catalog.catalog
+            catalog = self.access.service_catalog.catalog
         except Exception:
             # Without a token there is no catalog: the login failed.
             return _NAMES['identity']
@@ -222,27 +224,29 @@ class Cloud:
         return _NAMES.get(kind, kind)
 
     @property
+    def access(self) -> Any:
+        """What Keystone has given the user: roles, project and catalog."""
+        return self.sdk.session.auth.get_access(self.sdk.session)
+
+    @property
+    def _has_access(self) -> bool:
+        return isinstance(self.sdk.session.auth, identity.BaseIdentityPlugin)
+
+    @property
     def user(self) -> str:
         """Name of the user; empty if the user does not log in to Keystone."""
-        auth = self.sdk.session.auth
-        return ((auth.get_access(self.sdk.session).username or '')
-                if isinstance(auth, identity.BaseIdentityPlugin) else '')
+        return (self.access.username or '') if self._has_access else ''
 
-    def has_role(self, name: str) -> bool:
-        """Whether the user has a role; True if that is unknown.
-
-        Only Keystone authentication plugins know roles.
-        """
-        auth = self.sdk.session.auth
-        return (not isinstance(auth, identity.BaseIdentityPlugin)
-                or name in auth.get_access(self.sdk.session).role_names)
+    def has_role(self, name: str = _ADMIN) -> bool:
+        """Whether the user has a role; True if that is unknown."""
+        return not self._has_access or name in self.access.role_names
 
     def check_admin(self) -> None:
         """Make sure that Cyborg shows the objects of all projects.
 
         :raises CloudError: if Cyborg shows this user only a part of them.
         """
-        if not self.has_role(_ADMIN):
+        if not self.has_role():
             raise self.error(
                 'Cyborg shows the accelerator requests of all projects only '
                 f'to the role {_ADMIN}, which this user does not have')

@@ -25,7 +25,6 @@ from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 
 _ENABLED = 'enabled'
@@ -61,26 +60,17 @@ def find(cloud: connection.Cloud, host: str, gpu: str | None
          ) -> tuple[hosts.Gpu, ...]:
     """Return the GPUs of a host that a command is to change.
 
-    :param host: as ``openstack gpu host list`` shows it.
-    :param gpu: PCI address; None for all GPUs.
-    :raises InvalidValue: if ``gpu`` is not a PCI address.
-    :raises CloudError: if there is no such GPU, Cyborg has no device for it,
-        or a service does not answer.
+    :raises CloudError: as :func:`hosts.find` does, or if Cyborg has no device
+        for a GPU.
     """
-    wanted = None if gpu is None else str(model.PciAddress.parse(gpu))
     problems: list[str] = []
-    found = [one for item in hosts.read(cloud, host, problems.append)
-             for one in item.gpus if wanted in (None, one.address)]
-    if not found:
-        raise cloud.error(
-            f'Placement has no GPU {wanted or ""} on host {host}; "openstack '
-            'gpu host list" shows the hosts'.replace('  ', ' '))
+    _, found = hosts.find(cloud, host, gpu, problems.append)
     for one in found:
         if one.device is None:
             raise cloud.error('; '.join([
                 f'Cyborg has no device for GPU {one.address} on host {host}',
                 *problems]))
-    return tuple(found)
+    return found
 
 
 def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
@@ -158,7 +148,6 @@ def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
             ) -> tuple[Holder, ...]:
     """Return the consumers that hold a part of some GPUs of a host.
 
-    :param host: as ``openstack gpu host list`` shows it.
     :raises CloudError: if a request to a service fails.
     """
     offers = {offer.uuid: offer for offer in placement.read_providers(

@@ -221,29 +221,33 @@ class Snapshot:
         self.fleet = Fleet(self.hosts, requests, self.servers,
                            self.profiles, anyone)
 
-    def asked(self, profile: str | None = None
+    def asked(self, profile: str | None = None,
+              device_profile: str | None = None
               ) -> dict[str, resources.Group]:
         """Return the resource groups for which to plan, by profile name.
 
-        :param profile: the name of a device profile or of a GPU profile;
-            None for all GPU profiles.
-        :raises InvalidValue: if there is no such profile, or it asks for
-            several accelerators.
+        :param profile: of a GPU; None for all, or for the device profile.
+        :raises InvalidValue: if there is no such profile, or the device
+            profile asks for several accelerators.
         """
+        if device_profile is not None:
+            if device_profile not in self.profiles:
+                raise exception.InvalidValue(
+                    what='device profile', value=device_profile,
+                    expected=f'expected one of {", ".join(self.profiles)}')
+            return {device_profile: group(self.profiles[device_profile],
+                                          device_profile)}
         labels = {
             offer.label: resources.group(offer.resource_class)
             for host in self.hosts for offer in host.providers
             if offer.resource_class is not None}
         if profile is None:
             return {label: labels[label] for label in sorted(labels)}
-        if profile in self.profiles:
-            return {profile: group(self.profiles[profile], profile)}
         if profile in labels:
             return {profile: labels[profile]}
         raise exception.InvalidValue(
             what='profile', value=profile,
-            expected='expected the name of a device profile or of a GPU '
-            f'profile ({", ".join(sorted(labels)) or "none"})')
+            expected=f'expected one of {", ".join(sorted(labels)) or "none"}')
 
 
 def _hosts(cloud, names, complain, progress):
@@ -255,5 +259,5 @@ def _hosts(cloud, names, complain, progress):
             raise exception.InvalidValue(
                 what='host', value=name,
                 expected='expected a compute node with GPUs that the driver '
-                'reports; see "openstack gpu host list"')
+                'reports; see "openstack gpu list"')
     return tuple(host for host in found if not names or host.name in names)

@@ -30,6 +30,7 @@ from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.report.content import names
@@ -47,7 +48,7 @@ class Gpu:
     :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if no trait has it.
         For a GPU with several roles, the role that servers use, or ``AUTO``
         if no server uses the GPU.
-    :ivar numa: NUMA node, as text.
+    :ivar numa: NUMA node.
     :ivar conditions: its health conditions from its traits, such as
         ``XID_79``.
     :ivar device: the device in Cyborg; None if there is none, or if it is
@@ -57,7 +58,7 @@ class Gpu:
     address: str
     mode: str | None
     model: str | None
-    numa: str | None
+    numa: int | None
     conditions: tuple[str, ...]
     offers: tuple[facts.Node, ...]
     device: cyborg.Device | None = None
@@ -81,7 +82,6 @@ class Host:
     :ivar enabled: whether its nova-compute is enabled (it does not have the
         trait COMPUTE_STATUS_DISABLED).
     :ivar service: None if it is unknown.
-    :ivar devices: UUID and model of each device in Cyborg; None if unknown.
     """
 
     name: str
@@ -90,7 +90,6 @@ class Host:
     accelerators: bool
     enabled: bool
     service: facts.Service | None = None
-    devices: tuple[str, ...] | None = None
 
     @property
     def usable(self) -> bool:
@@ -129,9 +128,7 @@ def build(found: Iterable[facts.Node], able: Mapping[str, str],
         found_hosts.append(Host(
             name, root, _gpus(offers, mine), root in able,
             root not in disabled,
-            None if services is None else services.get(full),
-            None if devices is None else tuple(
-                f'{device.uuid} {device.model}' for device in mine)))
+            None if services is None else services.get(full)))
     return tuple(found_hosts)
 
 
@@ -155,6 +152,28 @@ def read(cloud: connection.Cloud, host: str | None = None,
     return build(found, able, disabled,
                  _unless(nova.services_by_host, cloud, complain),
                  _unless(_devices, cloud, complain))
+
+
+def find(cloud: connection.Cloud, host: str, gpu: str | None,
+         complain: Callable[[str], None] = lambda text: None
+         ) -> tuple[Host, tuple[Gpu, ...]]:
+    """Return a host, and one of its GPUs or all.
+
+    :param gpu: PCI address, with or without the domain; None for all GPUs.
+    :param complain: as in :func:`read`.
+    :raises InvalidValue: if ``gpu`` is not a PCI address.
+    :raises CloudError: if there is no such GPU, or a service does not answer.
+    """
+    wanted = None if gpu is None else str(model.PciAddress.parse(
+        gpu if gpu.count(':') > 1 else f'0000:{gpu}'))
+    for one in read(cloud, host, complain):
+        found = tuple(item for item in one.gpus
+                      if wanted in (None, item.address))
+        if found:
+            return one, found
+    raise cloud.error(
+        f'Placement has no GPU {f"{wanted} " if wanted else ""}on host '
+        f'{host}; "openstack gpu list" shows all')
 
 
 def host_names(cloud: connection.Cloud) -> tuple[str, ...]:
@@ -190,7 +209,7 @@ def _gpus(offers: Sequence[facts.Node],
         gpus.setdefault(offer.gpu, []).append(offer)
     return tuple(
         Gpu(address, _mode(of_gpu), _fact(of_gpu, 'MODEL'),
-            _fact(of_gpu, 'NUMA'),
+            of_gpu[0].numa_node,
             tuple(sorted({reason for offer in of_gpu
                           for reason in offer.conditions})), tuple(of_gpu),
             by_address.get(address), _roles(of_gpu))
@@ -324,14 +343,14 @@ class CatalogueEntry:
 
 
 def catalogue(found: Iterable[facts.Node], host: str | None = None,
-              model: str | None = None, kind: str | None = None,
+              model_name: str | None = None, kind: str | None = None,
               numa: bool = False) -> tuple[CatalogueEntry, ...]:
     """Return the profiles that providers offer, sorted by label.
 
     A provider without an inventory offers nothing.
 
     :param host: only this compute node.
-    :param model: only GPUs whose model name contains this text, written as
+    :param model_name: only GPUs whose model contains this text, written as
         NVML does (``A100-SXM4``) or as in the trait (``A100_SXM4``).
     :param kind: only ``passthrough``, ``vgpu``, ``mig`` or ``nvlink``.
     :param numa: whether the traits include NUMA nodes.
@@ -340,8 +359,8 @@ def catalogue(found: Iterable[facts.Node], host: str | None = None,
         (provider for provider in found
          if provider.resource_class is not None
          and (host is None or provider.host == host)
-         and (model is None
-              or names.token(model) in (provider.fact('MODEL') or ''))
+         and (model_name is None
+              or names.token(model_name) in (provider.fact('MODEL') or ''))
          and (kind is None
               or provider.fact('KIND') == names.token(kind))),
         key=_key)

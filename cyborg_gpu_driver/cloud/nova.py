@@ -60,14 +60,15 @@ def server(cloud: connection.Cloud, name: str
 
 
 def find_server(cloud: connection.Cloud, name: str) -> str:
-    """Return the UUID of a server of any project.
+    """Return the UUID of a server that the user may see.
 
     :param name: its name or UUID; the server of a UUID need not exist.
     """
     if uuidutils.is_uuid_like(name):
         return name
     return cloud.sdk.compute.find_server(
-        name, ignore_missing=False, details=False, all_projects=True).id
+        name, ignore_missing=False, details=False,
+        all_projects=cloud.has_role()).id
 
 
 def known_servers(cloud: connection.Cloud, uuids: Collection[str],
@@ -237,7 +238,8 @@ def accelerators(cloud: connection.Cloud, server: str
                                  facts.Node | None]]:
     """Return the accelerator requests of a server, each with its provider.
 
-    The provider is None if the request is not bound.
+    The provider is None if the request is not bound, or if Placement does not
+    tell the user, who is no administrator.
 
     :param server: its UUID.
     :raises CloudError: if it has none.
@@ -247,6 +249,7 @@ def accelerators(cloud: connection.Cloud, server: str
         raise cloud.error('Cyborg has no accelerator request for server '
                           + server)
     known = placement.gpu_profiles(cloud, {
-        one.device_rp_uuid for one in found} - {None, ''})
+        one.device_rp_uuid for one in found} - {None, ''}
+    ) if cloud.has_role() else {}
     return [(one, known.get(one.device_rp_uuid))
             for one in sorted(found, key=lambda one: one.uuid)]

@@ -21,7 +21,6 @@ from cyborg_gpu_driver.report.content import names
 
 _PREFIX = 'class:'
 _CUSTOM = names.custom(names.VENDOR) + '_'
-_REQUEST = 'resources'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +52,6 @@ def is_gpu(resource_class: str) -> bool:
     return resource_class == orc.PGPU or resource_class.startswith(_CUSTOM)
 
 
-def requested(profiles: Iterable[resources.Existing]) -> frozenset[str]:
-    """Return the GPU resource classes that device profiles ask for."""
-    return frozenset(
-        name for existing in profiles
-        if isinstance(existing.item, resources.DeviceProfile)
-        for group in existing.item.groups for key, _ in group
-        for kind, _, name in [key.partition(':')]
-        if kind == _REQUEST and is_gpu(name))
-
-
 def defaults(limits: Iterable[resources.Existing]) -> Iterator[Quota]:
     """Yield the registered limits of GPUs, sorted by resource class."""
     for name, value in sorted(_registered(limits).items()):
@@ -70,22 +59,19 @@ def defaults(limits: Iterable[resources.Existing]) -> Iterator[Quota]:
 
 
 def of_project(project: str, limits: Iterable[resources.Existing],
-               usages: Mapping[str, int], classes: Iterable[str] = ()
-               ) -> Iterator[Quota]:
+               usages: Mapping[str, int]) -> Iterator[Quota]:
     """Yield a project's quotas, sorted by resource class.
 
     :param project: UUID.
     :param limits: registered limits and limits of projects.
     :param usages: what the project uses of each resource class.
-    :param classes: resource classes to include even if the project has no
-        limit of its own for them and uses none of them.
     """
     limits = list(limits)
     registered = _registered(limits)
     own = {_class(item.resource): item.value
            for item in (existing.item for existing in limits)
            if isinstance(item, resources.Limit) and item.project == project}
-    for name in sorted(own.keys() | usages.keys() | set(classes)):
+    for name in sorted(own.keys() | usages.keys() | registered.keys()):
         if is_gpu(name):
             yield Quota(project, name,
                         _limited(own.get(name, registered.get(name))),

@@ -70,6 +70,9 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
 
 def project(cloud: connection.Cloud, name: str) -> str:
     """Return the UUID of a project, by its name or UUID."""
+    if name in (cloud.access.project_id, cloud.access.project_name):
+        # Keystone shows projects to administrators only.
+        return cloud.access.project_id
     return cloud.sdk.identity.find_project(name, ignore_missing=False).id
 
 
@@ -146,19 +149,19 @@ def limit_scope(cloud: connection.Cloud) -> dict[str, str]:
 
     :raises CloudError: if the service or the region is ambiguous.
     """
-    region, identity = cloud.region, cloud.sdk.identity
-    services = [item.id for item in identity.services(type='compute')]
+    region = cloud.region
+    services = [entry for entry in cloud.access.service_catalog.catalog
+                if entry['type'] == 'compute']
     if len(services) != 1:
-        raise cloud.error(f'Keystone has {len(services)} services of type '
+        raise cloud.error(f'the catalog has {len(services)} services of type '
                           'compute; expected one')
-    regions = {item.region_id
-               for item in identity.endpoints(service_id=services[0])}
+    regions = {item['region_id'] for item in services[0]['endpoints']}
     if len(regions) > 1 and region not in regions:
         raise cloud.error('Nova is in several regions ('
                           + ', '.join(sorted(map(str, regions)))
                           + '); choose one with --os-region-name')
     (chosen,) = {region} if region in regions else regions or {None}
-    return {'service_id': services[0],
+    return {'service_id': services[0]['id'],
             **({} if chosen is None else {'region_id': chosen})}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from osc_lib.command import command
 
@@ -28,6 +29,17 @@ def show_progress(done: int, total: int, what: str = 'hosts') -> None:
     if sys.stderr.isatty():
         print(f'\r{done} of {total} {what} read', end='' if done < total
               else '\r\033[K', file=sys.stderr, flush=True)
+
+
+def add_gpu(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add ``HOST`` and ``GPU``.
+
+    :param options: of argparse, for ``GPU``.
+    """
+    parser.add_argument('host', metavar='HOST', help='name of the host')
+    parser.add_argument('gpu', metavar='GPU', **{
+        'help': 'PCI address of the GPU, as "gpu list" shows it',
+        **options})
 
 
 def add_consent(parser: argparse.ArgumentParser) -> None:

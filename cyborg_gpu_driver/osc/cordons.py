@@ -14,6 +14,7 @@ from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
 
+_WHICH = 'PCI address of the GPU (default: all GPUs of the host)'
 _NAMES = ('GPU', 'Cordoned', 'Cordons')
 WAIT = 180.0
 """In seconds. An agent reports every minute, and a report may just have begun.
@@ -39,7 +40,7 @@ class CordonGpu(base.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        _add_gpus(parser)
+        base.add_gpu(parser, nargs='?', help=_WHICH)
         _add_reason(parser)
         parser.add_argument(
             '--wait', metavar='<seconds>', type=moments.seconds(0),
@@ -65,7 +66,7 @@ class UncordonGpu(base.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        _add_gpus(parser)
+        base.add_gpu(parser, nargs='?', help=_WHICH)
         return parser
 
     def take_action(self, parsed_args):
@@ -101,7 +102,7 @@ class DrainGpu(base.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        _add_gpus(parser)
+        base.add_gpu(parser, nargs='?', help=_WHICH)
         _add_reason(parser)
         how = parser.add_mutually_exclusive_group()
         how.add_argument('--shelve', action='store_true',
@@ -181,15 +182,6 @@ class DrainGpu(base.Lister):
                 base.say(f'Waiting up to {left:.0f} s for {before} holder'
                          f'{"s" if before > 1 else ""} to release the GPUs')
             time.sleep(min(_ROUND, left))
-
-
-def _add_gpus(parser):
-    """Add ``HOST`` and ``GPU``."""
-    parser.add_argument('host', metavar='HOST',
-                        help='name of the host, as "gpu host list" shows it')
-    parser.add_argument('gpu', metavar='GPU', nargs='?',
-                        help='PCI address of a GPU (default: all GPUs of the '
-                             'host)')
 
 
 def _add_reason(parser):

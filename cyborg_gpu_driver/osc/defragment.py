@@ -62,11 +62,16 @@ class Defragment(base.Lister):
         what.add_argument('--plan', action='store_true',
                           help='show what would be done, and change nothing')
         what.add_argument('--apply', action='store_true',
-                          help='carry out the plan; needs --profile')
-        parser.add_argument(
+                          help='carry out the plan; needs --profile or '
+                               '--device-profile')
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
             '--profile', metavar='PROFILE',
-            help='device profile or GPU profile that needs room; it must ask '
-                 'for one accelerator (default: each GPU profile)')
+            help='profile that needs room (default: each)')
+        which.add_argument(
+            '--device-profile', metavar='DEVICE_PROFILE',
+            help='device profile that needs room; it must ask for one '
+                 'accelerator')
         parser.add_argument(
             '--host', metavar='HOST', action='append', default=[],
             help='consider this compute node only; may be repeated')
@@ -83,15 +88,16 @@ class Defragment(base.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        if parsed_args.apply and parsed_args.profile is None:
+        asking = parsed_args.profile, parsed_args.device_profile
+        if parsed_args.apply and asking == (None, None):
             raise exception.InvalidValue(
                 what='option', value='--apply',
-                expected='it needs --profile')
+                expected='it needs --profile or --device-profile')
         found = fleet.Snapshot(
             self.cloud, parsed_args.host, parsed_args.ignore_consent,
             base.say, base.show_progress)
         rows = []
-        for name, asked in found.asked(parsed_args.profile).items():
+        for name, asked in found.asked(*asking).items():
             wanted = found.fleet.want(asked)
             answer = (partition_moves.Answer(None, True) if wanted is None else
                       partition_moves.find(found.fleet.gpus, wanted,

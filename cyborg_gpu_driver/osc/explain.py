@@ -33,7 +33,7 @@ class ExplainRequest(base.ShowOne):
         which.add_argument(
             '--flavor', metavar='<flavor>', help='name or id of a flavor')
         which.add_argument(
-            '--profile', metavar='<device-profile>',
+            '--device-profile', metavar='<device-profile>',
             help='name of a device profile; vCPUs, memory and disk are not '
                  'considered')
         which.add_argument(
@@ -59,8 +59,8 @@ class ExplainRequest(base.ShowOne):
     def take_action(self, parsed_args):
         self.found = question.answer(
             self.cloud, question.Question(
-                parsed_args.flavor, parsed_args.profile, parsed_args.server,
-                parsed_args.host, parsed_args.project),
+                parsed_args.flavor, parsed_args.device_profile,
+                parsed_args.server, parsed_args.host, parsed_args.project),
             None if parsed_args.all else question.MOST, base.show_progress)
         self.code = int(not self.found.schedulable)
         document = self.found.document()

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``openstack gpu host list|show``."""
+"""``openstack gpu list``, ``show``, ``capacity`` and ``server show``."""
 
 from __future__ import annotations
-
-import collections
 
 from cliff import columns as cliff_columns
 
@@ -18,103 +16,95 @@ from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
 
 _DEVICE_PROFILE = 'device profile'
-_GPU_PROFILE = 'gpu profile'
+_GPU_PROFILE = 'profile'
 
 
-class Gpus(cliff_columns.FormattableColumn):
-    """GPUs of a host: a line for each in a table, all data for programs."""
+class Profiles(cliff_columns.FormattableColumn):
+    """What a GPU offers: a line for each profile, all data for programs."""
 
     def human_readable(self) -> str:
-        return '\n'.join(
-            f'{gpu.address} {gpu.mode or "?"}'
-            + (f' ({"/".join(gpu.roles)})' if gpu.roles else '')
-            + f' {gpu.model or "?"}'
-            + ('' if gpu.numa is None else f' NUMA {gpu.numa}') + ': '
-            + ', '.join(f'{offer.label} {offer.free} of {offer.total} free'
-                        for offer in gpu.offers)
-            + ''.join(f'; unhealthy: {reason}' for reason in gpu.conditions)
-            + ''.join(f'; {item}' for item in gpu.cordons)
-            for gpu in self._value)
+        return '\n'.join(f'{offer.label}: {offer.free} of {offer.total} free'
+                         for offer in self._value)
 
     def machine_readable(self) -> list[dict]:
         return [{
-            'address': gpu.address, 'mode': gpu.mode,
-            'roles': list(gpu.roles), 'model': gpu.model,
-            'numa_node': None if gpu.numa is None else int(gpu.numa),
-            'unhealthy': list(gpu.conditions),
-            'cordons': list(map(cordon.plain, gpu.cordons)),
-            'profiles': [{
-                'profile': offer.label,
-                'resource_class': offer.resource_class,
-                'provider': offer.uuid, 'total': offer.total,
-                'used': offer.used, 'reserved': offer.reserved,
-                'free': offer.free} for offer in gpu.offers],
-        } for gpu in self._value]
+            'profile': offer.label, 'resource_class': offer.resource_class,
+            'provider': offer.uuid, 'total': offer.total, 'used': offer.used,
+            'reserved': offer.reserved, 'free': offer.free}
+            for offer in self._value]
 
 
-class ListHost(base.Lister):
-    """List the compute nodes that have GPUs.
+class Cordons(cliff_columns.FormattableColumn):
+    """Cordons: a line for each, all data for programs."""
 
-    A host is usable if Nova can start servers with accelerators on it: the
-    host has the trait COMPUTE_ACCELERATORS, and its nova-compute is enabled
-    and up.
+    def human_readable(self) -> str:
+        return '\n'.join(map(str, self._value))
+
+    def machine_readable(self) -> list[dict]:
+        return list(map(cordon.plain, self._value))
+
+
+class ListGpu(base.Lister):
+    """List the GPUs of the cloud, or of a compute node.
+
+    A GPU is usable if Nova can start servers with accelerators on its host:
+    the host has the trait COMPUTE_ACCELERATORS, and its nova-compute is
+    enabled and up.
     """
 
-    brief = ('Host', 'Usable', 'GPUs', 'Models', 'Free', 'Unhealthy')
-
-    def take_action(self, parsed_args):
-        return (('Host', 'Usable', 'Service', 'Accelerators', 'GPUs', 'Models',
-                 'Modes', 'Free', 'Unhealthy', 'Cyborg Devices'),
-                [_row(host) for host in hosts.read(
-                    self.cloud, complain=base.say,
-                    progress=base.show_progress)])
-
-
-class ShowHost(base.ShowOne):
-    """Show the GPUs of a compute node and their free capacity."""
+    brief = ('Host', 'GPU', 'Model', 'Mode', 'Free', 'Problems')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument('host', metavar='HOST',
-                            help='name of the host, as "gpu host list" shows '
-                                 'it')
+        parser.add_argument('--host', metavar='HOST',
+                            help='list only the GPUs of this compute node')
         return parser
 
     def take_action(self, parsed_args):
-        found = hosts.read(self.cloud, parsed_args.host, base.say,
-                           base.show_progress)
-        if not found:
-            raise self.cloud.error(
-                f'Placement has no GPU on host {parsed_args.host}; "openstack '
-                'gpu host list" shows the hosts')
-        host = found[0]
+        return (('Host', 'GPU', 'Model', 'Mode', 'NUMA Node', 'Free',
+                 'Problems', 'Usable', 'Service'),
+                [_row(host, gpu) for host in hosts.read(
+                    self.cloud, parsed_args.host, base.say,
+                    base.show_progress) for gpu in host.gpus])
+
+
+class ShowGpu(base.ShowOne):
+    """Show a GPU of the cloud and its free capacity."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        base.add_gpu(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        host, (gpu,) = hosts.find(self.cloud, parsed_args.host,
+                                  parsed_args.gpu, base.say)
         service = host.service
         return zip(*(
-            ('host', host.name), ('provider', host.root),
+            ('host', host.name), ('gpu', gpu.address),
+            ('model', output.Optional(gpu.model)),
+            ('mode', output.Optional(gpu.mode)),
+            ('roles', output.Names(gpu.roles)),
+            ('numa_node', output.Optional(gpu.numa)),
+            ('profiles', Profiles(gpu.offers)),
+            ('unhealthy', output.Names(gpu.conditions)),
+            ('cordons', Cordons(gpu.cordons)),
             ('usable', host.usable), ('accelerators', host.accelerators),
-            ('enabled', host.enabled),
             ('service', output.Optional(_service(service))),
             ('disabled_reason', output.Optional(
                 service.reason or None if service else None)),
-            ('gpus', Gpus(host.gpus)),
-            ('cyborg_devices', output.Optional(None)
-             if host.devices is None else output.Names(host.devices))))
+            ('provider', host.root),
+            ('device', output.Optional(gpu.device and gpu.device.uuid))))
 
 
-def _row(host):
-    free: collections.Counter[str] = collections.Counter()
-    for offer in host.providers:
-        free[offer.label] += offer.free
+def _row(host, gpu):
     return (
-        host.name, host.usable, output.Optional(_service(host.service)),
-        host.accelerators, len(host.gpus),
-        output.Names(_distinct(gpu.model for gpu in host.gpus)),
-        output.Names(_distinct(gpu.mode for gpu in host.gpus)),
-        output.Counts(free),
-        output.Names([f'{gpu.address} {reason}' for gpu in host.gpus
-                      for reason in gpu.conditions]),
-        output.Optional(None if host.devices is None
-                        else len(host.devices)))
+        host.name, gpu.address, output.Optional(gpu.model),
+        output.Optional(gpu.mode), output.Optional(gpu.numa),
+        output.Counts({offer.label: offer.free for offer in gpu.offers}),
+        output.Names([*gpu.conditions, *(['cordoned'] * bool(gpu.cordons)),
+                      *([] if host.usable else ['host not usable'])]),
+        host.usable, output.Optional(_service(host.service)))
 
 
 def _service(service: facts.Service | None) -> str | None:
@@ -122,10 +112,6 @@ def _service(service: facts.Service | None) -> str | None:
         return None
     return (('up' if service.up else 'down') + ', '
             + ('enabled' if service.enabled else 'disabled'))
-
-
-def _distinct(values):
-    return sorted({value for value in values if value is not None})
 
 
 class ShowCapacity(base.Lister):
@@ -140,9 +126,13 @@ class ShowCapacity(base.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument(
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
             '--profile', metavar='PROFILE',
-            help='show only this device profile or GPU profile')
+            help='show only this profile, as "gpu profile list" shows it')
+        which.add_argument(
+            '--device-profile', metavar='DEVICE_PROFILE',
+            help='show only this device profile')
         parser.add_argument('--by-host', action='store_true',
                             help='show a row for each host')
         return parser
@@ -154,12 +144,12 @@ class ShowCapacity(base.Lister):
                   for offer in host.providers]
         asked = self._asked(
             [offer for host in found for offer in host.providers])
-        if parsed_args.profile is not None:
-            asked = [item for item in asked if item[0] == parsed_args.profile]
-            if not asked:
-                raise self.cloud.error(
-                    'there is neither a device profile nor a GPU profile '
-                    f'named {parsed_args.profile}')
+        for kind, name in ((_GPU_PROFILE, parsed_args.profile),
+                           (_DEVICE_PROFILE, parsed_args.device_profile)):
+            if name is not None:
+                asked = [item for item in asked if item[:2] == (name, kind)]
+                if not asked:
+                    raise self.cloud.error(f'there is no {kind} {name}')
         columns: tuple[str, ...] = (
             'Profile', 'Kind', 'Host', 'Servers', 'Count')
         rows = []
@@ -196,7 +186,8 @@ class ShowServer(base.Lister):
 
     The attach handle is the UUID of the mdev or the address of the PCI
     function of the server. The function is the GPU or the virtual function
-    that carries it. Health is taken from the GPU's traits.
+    that carries it. Only the role admin sees servers of other projects, and
+    the data that Placement has of the GPU.
     """
 
     brief = ('State', 'Device Profile', 'Host', 'GPU', 'Profile', 'Health')

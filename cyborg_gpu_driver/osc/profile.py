@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``openstack gpu profile sync|list`` and ``gpu quota show``."""
+"""``openstack gpu profile sync|list``, ``flavor list``, ``quota show``."""
 
 from __future__ import annotations
 
@@ -246,13 +246,35 @@ def _row(entry, device_profiles, flavors):
         else output.Names(hosts.flavors_naming(flavors, asking)))
 
 
+class ListFlavor(base.Lister):
+    """List the flavors with GPUs that the project may use, in words.
+
+    Needs no special role. A flavor counts if it names a device profile, or if
+    "gpu profile sync" has created it.
+    """
+
+    brief = ('Name', 'GPUs', 'VCPUs', 'RAM', 'Disk')
+
+    def take_action(self, parsed_args):
+        rows = []
+        for item in self.cloud.sdk.compute.flavors():
+            text, ours = resources.unmarked(item.description)
+            profile = (item.extra_specs or {}).get(resources.PROFILE_KEY)
+            if profile or ours:
+                rows.append((item.name, text or f'device profile {profile}',
+                             item.vcpus, item.ram, item.disk,
+                             output.Optional(profile), item.id))
+        return (*self.brief, 'Device Profile', 'ID'), sorted(
+            rows, key=lambda row: row[0])
+
+
 class ShowQuota(base.Lister):
     """Show the GPU quotas of a project, or of all projects.
 
-    For one project, the table has each GPU resource class that a device
-    profile asks for, or of which the project has a limit of its own or
-    servers. For all projects, it has the default of each resource class, and
-    a row for each limit of a project and each class that a project uses.
+    For one project, the table has each GPU resource class that has a limit,
+    or that the project uses. For all projects, it has the default of each
+    resource class, and these rows of each project. Without the role admin,
+    users see the project of their credentials.
     """
 
     brief = tuple(name for name in _QUOTA_COLUMNS if name != 'Project ID')
@@ -266,19 +288,20 @@ class ShowQuota(base.Lister):
     def take_action(self, parsed_args):
         limits = state.limits_of_region(self.cloud)
         found: list[quota.Quota] = []
-        classes: frozenset[str] = frozenset()
-        if parsed_args.project is None:
+        name = parsed_args.project
+        if name is None and not self.cloud.has_role():
+            name = self.cloud.access.project_name
+        if name is None:
             names = state.project_names(self.cloud)
             found = list(quota.defaults(limits))
         else:
-            names = {state.project(self.cloud, parsed_args.project):
-                     parsed_args.project}
-            classes = quota.requested(state.profiles(self.cloud))
+            names = {state.project(self.cloud, name): name}
         usages = placement.at_once(
             lambda project: state.usages(self.cloud, project), names,
             lambda done, total: base.show_progress(done, total, 'projects'))
         for project, used in zip(names, usages, strict=True):
-            found += quota.of_project(project, limits, used, classes)
+            found += [one for one in quota.of_project(project, limits, used)
+                      if name is not None or one.own or one.used]
         found.sort(key=lambda one: (
             one.project is not None, names.get(one.project or '', ''),
             one.project or '', one.resource_class))

@@ -27,8 +27,6 @@ _EMPTY_NOVA = {
         'host': gpu_cloud.HOST, 'zone': 'nova', 'state': 'up',
         'status': 'enabled', 'disabled_reason': None}]}}
 _EMPTY_KEYSTONE = {
-    '/v3/services': {'services': [{'id': 'nova'}]},
-    '/v3/endpoints': {'endpoints': [{'region_id': 'one'}]},
     '/v3/registered_limits': {'registered_limits': []},
     '/v3/limits': {'limits': []}}
 _DEFINITION = {'version': 'v1', 'profiles': [
@@ -139,17 +137,16 @@ class CatalogueTest(OperatorCase):
     def test_capacity_is_what_can_be_booted(self):
         self.sync()
 
-        def room(name):
-            (row,) = self.openstack.rows(
-                host.ShowCapacity, '--profile', name)
+        def room(name, option='--device-profile'):
+            (row,) = self.openstack.rows(host.ShowCapacity, option, name)
             self.assertEqual('exact', row['Count'])
             return row['Servers']
 
         self.assertEqual((7, 1, 2), (room('slice'), room('whole'),
-                                     room('3g.40gb')))
+                                     room('3g.40gb', '--profile')))
         self.cloud.bind('slice')
         self.assertEqual((6, 1, 1), (room('slice'), room('whole'),
-                                     room('3g.40gb')))
+                                     room('3g.40gb', '--profile')))
         if scope.ALL:
             for _ in range(6):
                 self.cloud.bind('slice')
@@ -159,27 +156,28 @@ class CatalogueTest(OperatorCase):
 
 class HostTest(OperatorCase):
 
-    def test_hosts(self):
-        (row,) = self.openstack.rows(host.ListHost)
-        self.assertEqual(
-            ('compute1', True, 'up, enabled', True, 2, ['A100_SXM4_80GB'],
-             ['MIG', 'PASSTHROUGH'], [], 2), tuple(row[key] for key in (
-                 'Host', 'Usable', 'Service', 'Accelerators', 'GPUs',
-                 'Models', 'Modes', 'Unhealthy', 'Cyborg Devices')))
-        self.assertEqual(7, row['Free']['1g.10gb'])
-        shown = self.openstack.rows(host.ShowHost, 'compute1')
-        sliced = next(gpu for gpu in shown['gpus']
-                      if gpu['address'] == self.gpu)
+    def test_gpus(self):
+        for arguments in (), ('--host', 'compute1'):
+            sliced, whole = self.openstack.rows(host.ListGpu, *arguments)
+            self.assertEqual(
+                ('compute1', self.gpu, 'A100_SXM4_80GB', 'MIG', [], True,
+                 'up, enabled'), tuple(sliced[key] for key in (
+                     'Host', 'GPU', 'Model', 'Mode', 'Problems', 'Usable',
+                     'Service')))
+            self.assertEqual((7, {'passthrough': 1}), (
+                sliced['Free']['1g.10gb'], whole['Free']))
+        self.assertEqual([], self.openstack.rows(
+            host.ListGpu, '--host', 'compute2'))
+        shown = self.openstack.rows(host.ShowGpu, 'compute1', self.gpu)
         self.assertEqual(('MIG', 3, [], 3), tuple(
-            sliced[key] for key in ('mode', 'numa_node', 'unhealthy'))
-            + (len(sliced['profiles']),))
-        self.assertEqual(2, len(shown['cyborg_devices']))
-        text, _ = self.openstack.run(host.ShowHost, 'compute1',
-                                     '--max-width', '200')
-        self.assertIn(f'{self.gpu} MIG A100_SXM4_80GB NUMA 3: 1g.10gb 7 of 7 '
-                      'free', text)
-        self.assertRaises(exception.CloudError, self.openstack.run,
-                          host.ShowHost, 'compute2')
+            shown[key] for key in ('mode', 'numa_node', 'unhealthy'))
+            + (len(shown['profiles']),))
+        self.assertTrue(shown['device'])
+        self.assertIn('1g.10gb: 7 of 7 free', self.openstack.run(
+            host.ShowGpu, 'compute1', self.gpu.removeprefix('0000:'))[0])
+        for place in ('compute2', self.gpu), ('compute1', '0000:00:00.0'):
+            self.assertRaises(exception.CloudError, self.openstack.run,
+                              host.ShowGpu, *place)
 
     def test_a_server(self):
         self.sync()

@@ -73,10 +73,8 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertTrue(known.who and known.since)
         self.assertEqual([str(known)], row['Cordons'])
         self.assertEqual({SECOND}, self.traits()[0])
-        shown = self.rows(host.ShowHost)['gpus']
-        self.assertEqual(
-            {FIRST: [], SECOND: [cordon.plain(known)]},
-            {gpu['address']: gpu['cordons'] for gpu in shown})
+        for gpu, has in (FIRST, []), (SECOND, [cordon.plain(known)]):
+            self.assertEqual(has, self.rows(host.ShowGpu, gpu)['cordons'])
         for _ in range(2):
             self.restart_agent()
             self.report()
@@ -93,7 +91,7 @@ class CloudCordonTest(test_disable.DisableCase):
                          [row['GPU'] for row in self.close()])
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.large)
         found = self.openstack.rows(explain.ExplainRequest,
-                                    '--profile', self.large, code=1)
+                                    '--device-profile', self.large, code=1)
         self.assertIn('RESERVED_CORDONED', json.dumps(found))
         self.assertIn('Umzug nach S', json.dumps(found))
         self.rows(osc_cordons.UncordonGpu)

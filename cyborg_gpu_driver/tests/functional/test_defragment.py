@@ -27,14 +27,14 @@ class DefragmentTest(explain_case.ExplainCase):
 
     def rows(self, *arguments, code=0):
         return self.openstack.rows(
-            defragment.Defragment, '--plan', '--profile', self.whole,
+            defragment.Defragment, '--plan', '--device-profile', self.whole,
             *arguments, code=code)
 
     def test_a_move_makes_room(self):
         server = next(iter(self.kept.values()))
         self.compute.servers[server.uuid]['metadata'] = {
             fleet.CONSENT: 'true'}
-        self.explain('--profile', self.whole, code=1)
+        self.explain('--device-profile', self.whole, code=1)
         move, room = self.rows()
         self.assertEqual(
             ('move', server.uuid, True),
@@ -48,21 +48,21 @@ class DefragmentTest(explain_case.ExplainCase):
         del self.compute.servers[server.uuid]
         there, = self.rows()
         self.assertEqual(('room', room['To']), (there['Action'], there['To']))
-        self.explain('--profile', self.whole, code=0)
+        self.explain('--device-profile', self.whole, code=0)
 
     def test_no_server_moves_without_consent(self):
         found, = self.rows(code=defragment.NO_PLAN)
         self.assertEqual('none', found['Action'])
         _, errors = self.openstack.run(
             defragment.Defragment, '--apply', '--ignore-consent',
-            '--profile', self.whole, answer='n', code=1)
+            '--device-profile', self.whole, answer='n', code=1)
         self.assertIn('loses its memory', errors)
         self.assertIn('Nothing was changed', errors)
         self.assertEqual(['move', 'room'], [
             row['Action'] for row in self.rows('--ignore-consent')])
         table, _ = self.openstack.run(
             defragment.Defragment, '--plan', '--ignore-consent',
-            '--profile', self.whole)
+            '--device-profile', self.whole)
         self.assertGreaterEqual(80, max(map(len, table.splitlines())))
         found, = self.rows('--ignore-consent', '--moves', '0',
                            code=defragment.NO_PLAN)

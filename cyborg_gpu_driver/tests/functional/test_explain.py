@@ -16,7 +16,7 @@ SLICE, THIRD = explain_case.SLICE, explain_case.THIRD
 class ExplainTest(explain_case.ExplainCase):
 
     def test_it_schedules(self):
-        found = self.explain('--profile', self.profile(SLICE), code=0)
+        found = self.explain('--device-profile', self.profile(SLICE), code=0)
         self.assertTrue(found['schedulable'])
         self.assertEqual('Schedulable: 1 of 1 hosts can take it now.',
                          found['verdict'])
@@ -24,7 +24,7 @@ class ExplainTest(explain_case.ExplainCase):
     def test_a_full_gpu_names_the_servers_of_other_profiles(self):
         whole = self.profile('CUSTOM_NVIDIA_7G_80GB')
         self.boot(self.profile(THIRD), 'trainer')
-        found = self.reasons('--profile', whole)
+        found = self.reasons('--device-profile', whole)
         self.assertEqual({'RESERVED_SIBLING'}, set(found))
         self.assertIn('trainer (using 3g.40gb)', found['RESERVED_SIBLING'])
 
@@ -36,18 +36,18 @@ class ExplainTest(explain_case.ExplainCase):
         # The providers of Cyborg, those that share, and those of the host.
         expected = {'allocation_candidates': 2, 'resource_providers': 3}
         self.assertEqual(expected, self.asked(
-            explain.ExplainRequest, '--profile', whole, code=1))
+            explain.ExplainRequest, '--device-profile', whole, code=1))
         self.assertEqual(expected, self.asked(
-            explain.ExplainRequest, '--profile', whole, '--host',
+            explain.ExplainRequest, '--device-profile', whole, '--host',
             gpu_cloud.HOST, code=1))
         self.assertIn('two (using 3g.40gb)', self.reasons(
-            '--profile', whole)['RESERVED_SIBLING'])
+            '--device-profile', whole)['RESERVED_SIBLING'])
 
     def test_an_unhealthy_gpu(self):
         self.world.set_remapped_rows(
                 self.gpu, uncorrected=1, pending=True)
         self.report()
-        found = self.reasons('--profile', self.profile(SLICE))
+        found = self.reasons('--device-profile', self.profile(SLICE))
         self.assertEqual({'RESERVED_UNHEALTHY'}, set(found))
         self.assertIn('REMAP', found['RESERVED_UNHEALTHY'])
 
@@ -64,12 +64,12 @@ class ExplainTest(explain_case.ExplainCase):
         placement.put(f'/resource_providers/{stale}/traits', {
             'resource_provider_generation': 1, 'traits': ['OWNER_CYBORG']})
         profile = self.profile('CUSTOM_NVIDIA_A30_4_24C')
-        found = self.explain('--profile', profile)
+        found = self.explain('--device-profile', profile)
         (host,) = found['hosts']
         self.assertEqual((True, False), (host['scheduled'],
                                          host['accepted']))
         self.assertEqual({'STALE_PROVIDER'},
-                         set(self.reasons('--profile', profile)))
+                         set(self.reasons('--device-profile', profile)))
 
     def test_without_nova_the_rest_is_told(self):
         cloud = self.useFixture(services.Services({
@@ -77,7 +77,7 @@ class ExplainTest(explain_case.ExplainCase):
             'placement': services.forwarded(
                 self.cloud.placement.url, 'admin')})).cloud
         self.openstack = running.Openstack(cloud)
-        found = self.explain('--profile', self.profile(SLICE), code=0)
+        found = self.explain('--device-profile', self.profile(SLICE), code=0)
         self.assertIn('compute services', [
             item.split(':')[0] for item in found['unchecked']])
 
@@ -89,4 +89,4 @@ class OtherUserTest(explain_case.ExplainCase):
     def test_who_sees_a_part_is_not_answered(self):
         self.assertIn('role admin', str(self.assertRaises(
             exception.CloudError, self.openstack.run,
-            explain.ExplainRequest, '--profile', self.profile(SLICE))))
+            explain.ExplainRequest, '--device-profile', self.profile(SLICE))))

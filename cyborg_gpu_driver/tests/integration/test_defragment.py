@@ -34,7 +34,7 @@ class DefragmentTest(base.TestCase):
 
         def run(action):
             return openstack.rows(
-                defragment.Defragment, action, '--yes', '--profile',
+                defragment.Defragment, action, '--yes', '--device-profile',
                 '7g.80gb')
 
         def planned():

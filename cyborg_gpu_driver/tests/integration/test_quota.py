@@ -5,7 +5,9 @@ import json
 
 from openstack import exceptions
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.osc import host
 from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -33,15 +35,31 @@ class QuotaTest(base.TestCase):
             profile.ShowQuota, project) if row['Resource Class'] == _CLASS]
         return row['Limit'], row['Used'], row['Free'], row['Source']
 
+    def assert_tenants_see(self, server, flavor):
+        """Check what a user of the server's project is told."""
+        user = running.Openstack(connection.Cloud(self.user1, 'user1'))
+        self.assertEqual([('project1', 1, 1)], [
+            (row['Project'], row['Limit'], row['Used'])
+            for row in user.rows(profile.ShowQuota)
+            if row['Resource Class'] == _CLASS])
+        (row,) = user.rows(host.ShowServer, server.name)
+        self.assertEqual(('Bound', None), (row['State'], row['Profile']))
+        self.assertIn(flavor.name, [
+            row['Name'] for row in user.rows(profile.ListFlavor)])
+        refusal = str(self.assertRaises(
+            exception.CloudError, user.run, host.ListGpu))
+        self.assertIn('role admin', refusal)
+        self.assertNotIn('http', refusal)
+
     def test_nova_refuses_a_server_over_the_limit(self):
         flavor = self.flavor_of(_CLASS)
-        self.assertEqual((None, 0, None, 'none'), self.show())
         limit = {'gpu': _GPU, 'default': 0, 'projects': {'project1': 1}}
         self.assertEqual(2 * [('create', 'done')], self.sync(limit))
         self.assertEqual([], self.sync(limit))
         server = self.boot(flavor)
         self.assertEqual((1, 1, 0, 'project'), self.show())
         self.assertEqual((0, 0, 0, 'default'), self.show('project2'))
+        self.assert_tenants_see(server, flavor)
         refused = self.assertRaises(exceptions.ForbiddenException,
                                     self.create, flavor)
         self.assertIn(f'class:{_CLASS}', str(refused))

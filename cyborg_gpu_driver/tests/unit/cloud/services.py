@@ -25,11 +25,13 @@ class Services(keystone.KeystoneFixture):
 
     :param applications: WSGI applications by the types of the services.
     :param roles: roles of the user, and of a service token.
+    :ivar regions: of each service.
     """
 
     def __init__(self, applications, roles=('admin',)):
         super().__init__(None, roles)
         self._applications = applications
+        self.regions = ['one']
 
     def _setUp(self):
         keystone.forget_clouds(self)
@@ -53,12 +55,13 @@ class Services(keystone.KeystoneFixture):
         if environ['REQUEST_METHOD'] != 'POST':
             return keystone.Keystone(self._roles, '')(environ, start_response)
         token = fixture.V3Token()
-        token.set_project_scope(id=keystone.PROJECT)
+        token.set_project_scope(id=keystone.PROJECT, name='own')
         for role in self._roles:
             token.add_role(role)
         for kind, url in self.urls.items():
-            token.add_service(kind).add_standard_endpoints(
-                public=url, region='one')
+            service = token.add_service(kind, id=kind)
+            for region in self.regions:
+                service.add_standard_endpoints(public=url, region=region)
         start_response('201 Created', [
             ('Content-Type', 'application/json'),
             ('X-Subject-Token', keystone.TOKEN)])

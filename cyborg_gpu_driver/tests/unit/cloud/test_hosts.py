@@ -37,7 +37,7 @@ class HostsTest(base.BaseTestCase):
         gpus = self.build()['compute1'].gpus
         self.assertEqual(
             [('0000:07:00.0', 'MIG', 'A100_SXM4_80GB', None, (), 2),
-             ('0000:0f:00.0', 'PASSTHROUGH', 'A100_SXM4_80GB', '1',
+             ('0000:0f:00.0', 'PASSTHROUGH', 'A100_SXM4_80GB', 1,
               ('XID_79',), 1)],
             [(gpu.address, gpu.mode, gpu.model, gpu.numa, gpu.conditions,
               len(gpu.offers)) for gpu in gpus])

@@ -61,9 +61,6 @@ _COMPUTE = {
             'accel:device_profile': 'slice'}}},
         {'id': 'server3', 'flavor': {'extra_specs': {}}}]}}
 _IDENTITY = {
-    '/v3/services': {'services': [{'id': 'nova'}]},
-    '/v3/endpoints': {'endpoints': [{'region_id': 'one'},
-                                    {'region_id': 'one'}]},
     '/v3/registered_limits': {'registered_limits': [
         _registered('one'), _registered('two'), _registered(None)]},
     '/v3/limits': {'limits': [
@@ -86,12 +83,13 @@ class StateCase(base.BaseTestCase):
         self.accelerator = copy.deepcopy(_ACCELERATOR)
         self.compute = copy.deepcopy(_COMPUTE)
         self.identity = copy.deepcopy(_IDENTITY)
-        self.cloud = self.useFixture(services.Services({
+        self.services = self.useFixture(services.Services({
             'accelerator': services.documents(self.accelerator, {
                 'id': 'v2.0', 'status': 'CURRENT'}),
             'compute': services.documents(self.compute, services.NOVA),
             'identity': services.documents(self.identity, {
-                'id': 'v3.14', 'status': 'stable'})})).cloud
+                'id': 'v3.14', 'status': 'stable'})}))
+        self.cloud = self.services.cloud
 
 
 class ReadTest(StateCase):
@@ -137,25 +135,24 @@ class ReadTest(StateCase):
                 error, state.project, self.cloud, name)))
 
     def test_whom_limits_are_for(self):
-        endpoints = '/v3/endpoints'
-        self.assertEqual({'service_id': 'nova', 'region_id': 'one'},
+        self.assertEqual({'service_id': 'compute', 'region_id': 'one'},
                          state.limit_scope(self.cloud))
-        self.identity[endpoints] = {'endpoints': [
-            {'region_id': 'one'}, {'region_id': 'two'}]}
+        self.services.regions = ['one', 'two']
+        self.cloud = self.services.cloud
         self.cloud.region = 'two'
         self.assertEqual('two', state.limit_scope(self.cloud)['region_id'])
         for self.cloud.region in (None, 'three'):
             self.assertIn('one, two', str(self.assertRaises(
                 exception.CloudError, state.limit_scope, self.cloud)))
-        self.identity[endpoints] = {'endpoints': [{'region_id': None}]}
-        self.assertEqual({'service_id': 'nova'},
-                         state.limit_scope(self.cloud))
+        self.services.regions = [None]
+        self.assertEqual({'service_id': 'compute'},
+                         state.limit_scope(self.services.cloud))
         self.assertEqual(
             ['class:PGPU in None'], [one.identity for one in state.limits(
-                self.cloud, {'service_id': 'nova'})])
-        self.identity['/v3/services'] = {'services': []}
+                self.cloud, {'service_id': 'compute'})])
+        del self.services.urls['compute']
         self.assertRaises(exception.CloudError, state.limit_scope,
-                          self.cloud)
+                          self.services.cloud)
 
     def test_a_list_that_keystone_limits(self):
         """No limit of a project is taken for missing."""
@@ -178,8 +175,6 @@ class ReadTest(StateCase):
                  {'servers': [{'id': 'x'}]}),
                 (self.compute, '/v2.1/flavors/id-gpu.slice/os-flavor-access',
                  None),
-                (self.identity, '/v3/services', None),
-                (self.identity, '/v3/endpoints', {'endpoints': [5]}),
                 (self.identity, '/v3/limits', {'limits': [{}]}),
                 (self.identity, '/v3/registered_limits', [])):
             before = there[path]

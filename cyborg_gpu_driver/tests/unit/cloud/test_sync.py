@@ -21,7 +21,7 @@ _FLAVOR = resources.Flavor(
     frozenset({'r'}), 'text')
 _REGISTERED = resources.RegisteredLimit('class:PGPU', 0)
 _LIMIT = resources.Limit('class:PGPU', 'r', 8)
-_SCOPE = {'service_id': 'nova', 'region_id': 'one'}
+_SCOPE = {'service_id': 'compute', 'region_id': 'one'}
 _ARQ = {'uuid': 'arq', 'instance_uuid': 'server', 'state': 'Bound',
         'device_profile_name': 'slice'}
 
@@ -38,8 +38,6 @@ class WriterTest(base.BaseTestCase):
             '/v2/accelerator_requests': {'arqs': []},
             '/v2.1/servers': {'servers': []},
             '/v2.1/servers/detail': {'servers': []},
-            '/v3/services': {'services': [{'id': 'nova'}]},
-            '/v3/endpoints': {'endpoints': [{'region_id': 'one'}]},
             '/v3/registered_limits': {'registered_limits': []},
             '/v3/limits': {'limits': []}}
         self.cloud = self.useFixture(services.Services({

@@ -90,8 +90,6 @@ class World:
             '/v3/projects': lambda query: {'projects': [
                 {'id': _PROJECT, 'name': 'physics'}]
                 if query in ('', 'name=physics') else []},
-            '/v3/services': {'services': [{'id': 'nova'}]},
-            '/v3/endpoints': {'endpoints': [{'region_id': 'one'}]},
             '/v3/registered_limits': {'registered_limits': self.registered},
             '/v3/limits': {'limits': self.limits}}
 
@@ -222,20 +220,20 @@ class ExplainTest(base.BaseTestCase):
             'name': 'a', 'hosts': ['gpu1.example.org'],
             'metadata': {'filter_tenant_id': 'other'}}]
         self.assertEqual({'PROJECT_ISOLATED'}, set(self.codes(
-            '--profile', 'gpus', '--project', 'physics', code=0)))
+            '--device-profile', 'gpus', '--project', 'physics', code=0)))
 
     def test_an_answer_that_is_none(self):
         self.world.traits = None
         self.assertIn('cannot be parsed', str(self.assertRaises(
             exception.CloudError, self.openstack().run,
-            explain.ExplainRequest, '--profile', 'gpus')))
+            explain.ExplainRequest, '--device-profile', 'gpus')))
 
     def test_names_of_nothing(self):
         for arguments, words in (
                 (('--flavor', 'smal'), 'did you mean small'),
-                (('--profile', 'gpus', '--project', 'x'),
+                (('--device-profile', 'gpus', '--project', 'x'),
                  'No Project found for x'),
-                (('--profile', 'gpus', '--host', 'compute2'),
+                (('--device-profile', 'gpus', '--host', 'compute2'),
                  'did you mean compute1'),
                 (('--server', 'x'), 'No Server found for x')):
             self.assertIn(words, str(self.assertRaises(

@@ -13,6 +13,7 @@ import pathlib
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import output as cmd_output
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.nova import prometheus
@@ -30,7 +31,6 @@ _REQUEST = {
     'attach_handle_uuid': '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a16',
     'attach_handle_info': {'domain': '0000', 'bus': '07', 'device': '00',
                            'function': '4'}}
-"""Commands that have no table, or only the table of "cyborg-gpu"."""
 
 
 def _commands():
@@ -81,7 +81,8 @@ class AnswerCase(base.BaseTestCase):
         self.arguments = {
             'capacity': (), 'defragment': ('--plan',),
             'explain': ('--flavor', 'small'),
-            'host list': (), 'host show': ('compute1',),
+            'flavor list': (), 'list': (),
+            'show': ('compute1', '0000:07:00.0'),
             'orphan clean': ('--dry-run',),
             'profile list': (), 'profile sync': (self.path, '--dry-run'),
             'quota show': (),
@@ -111,18 +112,67 @@ class TableTest(AnswerCase):
                                   if len(line) > cmd_output.WIDTH], name)
 
     def test_long_shows_what_the_default_leaves_out(self):
-        for name in ('explain', 'host list', 'orphan clean', 'profile list',
+        for name in ('explain', 'list', 'orphan clean', 'profile list',
                      'server show'):
             self.arguments[name] += ('--long',)
         found = self.run_all()
         for name, column in (
-                ('explain', 'Profile'), ('host list', 'Cyborg Devices'),
+                ('explain', 'Profile'), ('list', 'NUMA Node'),
                 ('orphan clean', 'Safe'), ('profile list', 'Resource Class'),
                 ('server show', 'Handle')):
             self.assertIn(f' {column} ', found[name], name)
             self.assertEqual(1, len({len(line) for line
                                      in found[name].splitlines()
                                      if line[0] in '+|'}), name)
+
+
+class TenantTest(AnswerCase):
+    """A user without the role admin, to whom Placement tells only usages."""
+
+    def setUp(self):
+        super().setUp()
+        applications = self.world.applications()
+        self.refused = []
+
+        def refusing(application, *paths):
+            def answer(environ, start_response):
+                if (any(map(environ['PATH_INFO'].startswith, paths))
+                        or 'all_tenants' in environ['QUERY_STRING']):
+                    self.refused.append(environ['PATH_INFO'])
+                    start_response('403 Forbidden', [])
+                    return [b'']
+                return application(environ, start_response)
+            return answer
+
+        for kind, paths in (
+                ('placement', ('/resource_providers', '/allocation_cand')),
+                ('compute', ('/v2.1/os-',)), ('identity', ('/v3/projects',))):
+            applications[kind] = refusing(applications[kind], *paths)
+        self.user = running.Openstack(self.useFixture(services.Services(
+            applications, ('member', 'reader'))).cloud)
+
+    def test_what_tenants_may_see(self):
+        (row,) = self.user.rows(self.commands['server show'], 'trainer')
+        self.assertEqual(('Bound', 'gpus', None), tuple(
+            row[key] for key in ('State', 'Device Profile', 'Profile')))
+        for arguments in (), ('own',):
+            (row,) = self.user.rows(self.commands['quota show'], *arguments)
+            self.assertEqual(('own', 4, 3), tuple(
+                row[key] for key in ('Project', 'Limit', 'Used')))
+        (row,) = self.user.rows(self.commands['flavor list'])
+        self.assertEqual('small', row['Name'])
+        self.assertEqual([], self.refused)
+
+    def test_the_rest_is_for_administrators(self):
+        for name in ('flavor list', 'server show', 'quota show'):
+            del self.arguments[name]
+        self.arguments['quota show'] = ('another',)
+        for name, arguments in self.arguments.items():
+            error = str(self.assertRaises(
+                exception.CloudError, self.user.run, self.commands[name],
+                *arguments))
+            self.assertIn('role admin', error, name)
+            self.assertNotIn('http', error, name)
 
 
 class FlatTest(AnswerCase):
@@ -134,10 +184,10 @@ class FlatTest(AnswerCase):
 
     def lists(self):
         return [name for name in self.arguments
-                if name not in ('explain', 'host show')]
+                if name not in ('explain', 'show')]
 
     def test_csv(self):
-        for name in ('explain', 'host show'):
+        for name in ('explain', 'show'):
             del self.arguments[name]
         for name, output in self.run_all('-f', 'csv').items():
             heads, *rows = csv.reader(io.StringIO(output))
@@ -148,8 +198,8 @@ class FlatTest(AnswerCase):
         for name in self.lists():
             del self.arguments[name]
         found = self.run_all('-f', 'shell')
-        self.assertIn('disabled_reason=""\n', found['host show'])
-        self.assertIn('usable="True"\n', found['host show'])
+        self.assertIn('disabled_reason=""\n', found['show'])
+        self.assertIn('usable="True"\n', found['show'])
         for name, output in found.items():
             self.assertNotIn('None', output, name)
 
@@ -166,6 +216,11 @@ class FlatTest(AnswerCase):
         (row,) = found['profile list']
         self.assertEqual((1, ['gpus']), (row['GPUs'],
                                          row['Device Profiles']))
-        self.assertIs(True, found['host list'][0]['Usable'])
-        self.assertIsNone(found['host show']['disabled_reason'])
-        self.assertEqual(1, found['host show']['gpus'][0]['numa_node'])
+        (row,) = found['list']
+        self.assertIs(True, row['Usable'])
+        self.assertEqual(['ECC'], row['Problems'])
+        self.assertIsNone(found['show']['disabled_reason'])
+        self.assertEqual(1, found['show']['numa_node'])
+        (row,) = found['flavor list']
+        self.assertEqual(('small', 'device profile gpus'),
+                         (row['Name'], row['GPUs']))

@@ -17,10 +17,9 @@ def _there(*items):
 
 class ShowTest(base.BaseTestCase):
 
-    def quotas(self, limits, usages, classes=(), project='p'):
+    def quotas(self, limits, usages, project='p'):
         return [(one.resource_class, one.limit, one.own, one.used, one.free)
-                for one in quota.of_project(project, _there(*limits), usages,
-                                            classes)]
+                for one in quota.of_project(project, _there(*limits), usages)]
 
     def test_own_limit_is_before_default(self):
         self.assertEqual([(_SLICE, 8, True, 3, 5)],
@@ -32,10 +31,3 @@ class ShowTest(base.BaseTestCase):
         (found,) = quota.defaults(_there(_DEFAULT, _OWN))
         self.assertEqual(quota.Quota(None, _SLICE, 2, False, None), found)
         self.assertIsNone(found.free)
-
-    def test_requested_classes(self):
-        found = quota.requested(_there(resources.DeviceProfile('mixed', (
-            (('resources:PGPU', '1'), ('trait:CUSTOM_NVIDIA_20B5',
-                                       'required')),
-            ((f'resources:{_SLICE}', '2'),), (('resources:FPGA', '1'),)))))
-        self.assertEqual({'PGPU', _SLICE}, found)
