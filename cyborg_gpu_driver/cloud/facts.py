@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import os_traits
@@ -226,16 +227,21 @@ class Server:
     fault: str = ''
 
 
+Option = frozenset[str]
+"""The UUIDs of the providers that one of Placement's candidates uses."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """Placement's own answer to the request.
 
-    :ivar roots: how many candidates each compute node has, by its UUID.
+    :ivar options: the candidates of each compute node, by its UUID.
     :ivar refusal: why Placement refused the query; empty if it did not.
     :ivar partial: whether there may be more candidates than the query's limit.
     """
 
-    roots: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Sequence[Option]] = dataclasses.field(
+        default_factory=dict)
     refusal: str = ''
     partial: bool = False
 
@@ -266,7 +272,7 @@ class Facts:
     limits: tuple[Limit, ...] = ()
     project: str | None = None
     server: Server | None = None
-    answer: Answer | None = None
+    answer: Answer = Answer()
     whole: bool = True
     unchecked: tuple[str, ...] = ()
 

@@ -44,7 +44,7 @@ def of_request(wanted: request.Request, known: facts.Facts
     yield from _limits(known)
     yield from _classes(wanted, known)
     yield from _requested_traits(wanted, known)
-    if known.answer is not None and known.answer.refusal:
+    if known.answer.refusal:
         yield Finding(
             Reason.REFUSED, 'Placement',
             f'Placement refuses the request: {known.answer.refusal}',
@@ -271,7 +271,7 @@ def _service(tree: facts.Tree, known: facts.Facts) -> Iterator[Finding]:
 
 def _own(group: request.Group, tree: facts.Tree) -> Iterator[Finding]:
     """What the host lacks of the flavor's processors, memory and disk."""
-    if not group.resources or request.options(group, tree):
+    if not group.resources or request.takers(group, tree):
         return
     complete = True
     for name, amount in sorted(group.resources.items()):

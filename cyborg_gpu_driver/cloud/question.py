@@ -78,9 +78,15 @@ class _Reading:
             cyborg.deployables(cloud), tuple(cyborg.requests(cloud)))
         root = self._asked.host and find_root(cloud, self._asked.host)
         answered = candidates(cloud, wanted, root)
+        options = dict(answered.options)
         roots, left_out = ([root], 0) if root else concerned(
             cloud, {device.hostname for device in devices or ()},
             answered, self._most)
+        if answered.partial:
+            for found in placement.at_once(
+                    lambda one: candidates(cloud, wanted, one),
+                    [one for one in roots if one not in options]):
+                options.update(found.options)
         if left_out:
             self._unchecked.append(
                 f'{left_out} more hosts; --all examines all hosts, --host one '
@@ -97,19 +103,19 @@ class _Reading:
             aggregates=self._try('aggregates', nova.aggregates, cloud),
             servers=self._names(hosts, services or {}), project=owner,
             server=server, limits=self._limits(owner, wanted),
-            answer=answered, whole=not root and not left_out)
+            answer=facts.Answer(options, answered.refusal),
+            whole=not root and not left_out)
         known = dataclasses.replace(known, unchecked=tuple(self._unchecked))
         return self._certain(wanted, known, explain.verdict(wanted, known))
 
     def _certain(self, wanted, known, found):
-        """Examine the hosts again on which Placement disagrees.
+        """Examine the hosts again that seem to lack nothing.
 
         This time all inventories are read from Placement. Cyborg's record of
         a provider does not show if an operator has changed its inventory.
         """
-        doubtful = {host.name for host in found.hosts if any(
-            item.reason is request.Reason.DISAGREES
-            for item in host.findings)}
+        doubtful = {host.name for host in found.hosts
+                    if not host.scheduled and not host.distance}
         if not doubtful:
             return found
         again = {tree.name: tree for tree in placement.read_trees(
@@ -181,14 +187,13 @@ class _Reading:
 
 
 def candidates(cloud: connection.Cloud, wanted: request.Request,
-               root: str | None = None) -> facts.Answer | None:
+               root: str | None = None) -> facts.Answer:
     """Ask Placement for candidates, as the Nova scheduler does.
 
     :param root: UUID of the compute node to which the query is restricted.
-    :returns: None if the request asks for no resources.
     """
     if not any(group.resources for group in wanted.groups):
-        return None
+        return facts.Answer()
     query = wanted.query(root)
     try:
         found = cloud.ask('placement', '/allocation_candidates',
@@ -197,14 +202,15 @@ def candidates(cloud: connection.Cloud, wanted: request.Request,
         if isinstance(error.__cause__, exceptions.BadRequestException):
             return facts.Answer(refusal=_refusal(error.__cause__))
         raise
-    roots: dict[str, int] = {}
+    options: dict[str, list[facts.Option]] = {}
     for item in found['allocation_requests']:
         # A candidate that also uses a sharing provider has two roots.
         for root_uuid in {
                 found['provider_summaries'][uuid]['root_provider_uuid']
                 for uuid in item['allocations']}:
-            roots[root_uuid] = roots.get(root_uuid, 0) + 1
-    return facts.Answer(roots, partial=len(
+            options.setdefault(root_uuid, []).append(
+                frozenset(item['allocations']))
+    return facts.Answer(options, partial=len(
         found['allocation_requests']) >= int(query['limit']))
 
 
@@ -245,7 +251,7 @@ def find_root(cloud: connection.Cloud, host: str) -> str:
 
 
 def concerned(cloud: connection.Cloud, more: Iterable[str],
-              found: facts.Answer | None, most: int | None
+              found: facts.Answer, most: int | None
               ) -> tuple[Sequence[str], int]:
     """Choose the compute nodes to read, those with candidates first.
 
@@ -261,8 +267,8 @@ def concerned(cloud: connection.Cloud, more: Iterable[str],
     bare = sorted(set(more) - named)
     roots = {*below, *(item['uuid'] for name in bare[:most]
                        for item in placement.listed(cloud, name=name))}
-    taking = found.roots if found else {}
-    chosen = sorted(roots, key=lambda uuid: (uuid not in taking, uuid))[:most]
+    chosen = sorted(roots, key=lambda uuid: (
+        uuid not in found.options, uuid))[:most]
     return chosen, max(0, len(below) + len(bare) - len(chosen))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
-import itertools
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -25,11 +24,6 @@ import os_resource_classes as orc
 import os_traits
 
 from cyborg_gpu_driver.cloud import facts
-
-Part = tuple[str, str, int]
-"""UUID of a provider, resource class, amount."""
-Option = tuple[Part, ...]
-"""One way to meet one group."""
 
 PROFILE_KEY = 'accel:device_profile'
 _KEY = re.compile(r'(resources|trait)([a-zA-Z0-9_-]{1,64})?:(.*)')
@@ -106,7 +100,6 @@ class Reason(enum.Enum):
     NO_NETWORK = 'the server was created without a network'
     NO_VALID_HOST = 'no host accepted the server'
     SERVER_FAULT = 'the server failed for another reason'
-    DISAGREES = 'Placement contradicts this result'
     REFUSED = 'Placement refuses the request'
 
 
@@ -447,18 +440,21 @@ def accepts(group: Group, node: facts.Node) -> bool:
                     for name, amount in group.resources.items()))
 
 
-def options(group: Group, tree: facts.Tree) -> list[Option]:
-    """Return all ways to meet a group on a compute node."""
+def takers(group: Group, tree: facts.Tree) -> frozenset[str]:
+    """Return the providers of a compute node that can meet a group alone.
+
+    Those for the group without a suffix meet it together.
+
+    :returns: UUIDs; empty if the group cannot be met.
+    """
     if group.suffix:
-        return [tuple((node.uuid, name, amount) for name, amount
-                      in group.resources.items())
-                for node in tree.nodes if accepts(group, node)]
-    traits = {node.uuid: node.traits for node in tree.nodes}
-    choices = [
-        [(node.uuid, name, amount) for node in tree.nodes
-         if name in node.inventories and node.inventories[name].fits(amount)
-         and not group.forbidden & node.traits]
-        for name, amount in group.resources.items()]
-    return [option for option in itertools.product(*choices)
-            if group.required <= frozenset().union(
-                *(traits[uuid] for uuid, _, _ in option))]
+        return frozenset(node.uuid for node in tree.nodes
+                         if accepts(group, node))
+    able = [[node for node in tree.nodes if name in node.inventories
+             and node.inventories[name].fits(amount)
+             and not group.forbidden & node.traits]
+            for name, amount in group.resources.items()]
+    nodes = [node for some in able for node in some]
+    has = frozenset().union(*(node.traits for node in nodes))
+    return frozenset(node.uuid for node in nodes
+                     if all(able) and group.required <= has)

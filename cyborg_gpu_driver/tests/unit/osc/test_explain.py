@@ -222,6 +222,24 @@ class ExplainTest(base.BaseTestCase):
         self.assertEqual({'PROJECT_ISOLATED'}, set(self.codes(
             '--device-profile', 'gpus', '--project', 'physics', code=0)))
 
+    def test_hosts_beyond_the_candidates_that_placement_lists(self):
+        answers = self.world.placement()
+        of_host = answers['/allocation_candidates']
+
+        def candidates(query):
+            if 'in_tree' in query:
+                return of_host
+            return {'allocation_requests': 1000 * [{'allocations': {'x': {}}}],
+                    'provider_summaries': {
+                        'x': {'root_provider_uuid': 'x'}}}
+
+        answers['/allocation_candidates'] = candidates
+        self.world.placement = lambda: answers
+        self.codes('--device-profile', 'gpus', code=0)
+        answers['/allocation_candidates'] = {
+            **of_host, 'allocation_requests': []}
+        self.codes('--device-profile', 'gpus', code=1)
+
     def test_an_answer_that_is_none(self):
         self.world.traits = None
         self.assertIn('cannot be parsed', str(self.assertRaises(

@@ -49,6 +49,8 @@ def tree(*below, name='compute1', traits=('COMPUTE_ACCELERATORS',), **has):
 def known(*trees, **changes):
     """The facts of a healthy cloud whose GPU providers are all Cyborg's.
 
+    Placement has one candidate for each host, with all providers.
+
     :param changes: facts that differ.
     """
     trees = trees or (tree(node()),)
@@ -62,6 +64,9 @@ def known(*trees, **changes):
                          for item in trees),
         'deployables': {one.uuid: 7 for one in nodes}, 'arqs': (),
         'servers': {'s1': 'trainer', 's2': 'desktop'},
+        'answer': facts.Answer({item.root.uuid: (frozenset(
+            one.uuid for one in (item.root, *item.below)),)
+            for item in trees}),
         'classes': frozenset(name for one in nodes
                              for name in one.inventories)}
     return facts.Facts(**{**usual, **changes})

@@ -80,6 +80,19 @@ _REFUSED = {
                      'compute1 is down'),
     'NO_COMPUTE': (_PLAIN, clouds.known(services={}),
                    'no compute node for provider compute1'),
+    'ZONE': (_PLAIN, clouds.known(server=_server(zone='west')), 'west'),
+    'STALE_PROVIDER': (_PLAIN, clouds.known(deployables={}),
+                       'no deployable'),
+    'CYBORG_NO_DEVICES': (_PLAIN, clouds.known(devices=(
+        clouds.device('d', 'compute1.example.org'),)), 'no device on host'),
+    'HANDLES_TAKEN': (_PLAIN, clouds.known(
+        deployables={clouds.node().uuid: 1}, arqs=(
+            cyborg.AcceleratorRequest(
+                uuid='a1', state='Bound', instance_uuid='gone',
+                device_rp_uuid=clouds.node().uuid),)), 'a1 (Bound)'),
+}
+# Placement has no candidate.
+_NO_CANDIDATE = {
     'NO_ACCELERATORS_TRAIT': (_PLAIN, clouds.known(clouds.tree(
         clouds.node(), traits=())), 'virt driver'),
     'ROOT_TRAIT': (dataclasses.replace(
@@ -90,7 +103,6 @@ _REFUSED = {
     'HOST_TRAIT': (clouds.flavor(extra_specs={
         f'trait:{clouds.A100}': 'required'}), clouds.known(),
         f'lacks the traits {clouds.A100}'),
-    'ZONE': (_PLAIN, clouds.known(server=_server(zone='west')), 'west'),
     'CLASS_ELSEWHERE': (clouds.profile(clouds.wish('PGPU')), clouds.known(
         clouds.tree(clouds.node()), clouds.tree(
             clouds.node('PGPU', clouds.inventory(1, used=1), host='c2'),
@@ -136,15 +148,6 @@ _REFUSED = {
                               'a fan'),)),)), 'root since 1970'),
     'RESERVED_UNUSED': (_PLAIN, clouds.known(clouds.tree(clouds.node(
         has=_NONE_FREE))), 'no server uses the GPU'),
-    'STALE_PROVIDER': (_PLAIN, clouds.known(deployables={}),
-                       'no deployable'),
-    'CYBORG_NO_DEVICES': (_PLAIN, clouds.known(devices=(
-        clouds.device('d', 'compute1.example.org'),)), 'no device on host'),
-    'HANDLES_TAKEN': (_PLAIN, clouds.known(
-        deployables={clouds.node().uuid: 1}, arqs=(
-            cyborg.AcceleratorRequest(
-                uuid='a1', state='Bound', instance_uuid='gone',
-                device_rp_uuid=clouds.node().uuid),)), 'a1 (Bound)'),
 }
 # Hints do not prevent a request from being scheduled.
 _HINTS = {
@@ -162,6 +165,11 @@ _HINTS = {
     'SAME_GPU': (clouds.profile(clouds.wish(), clouds.wish(clouds.THIRD)),
                  clouds.known(clouds.tree(
                      clouds.node(), clouds.node(clouds.THIRD))), 'one GPU'),
+    'GUEST_ADDRESSES': (
+        clouds.flavor(4 * [clouds.wish('PGPU')], ram=262144), clouds.known(
+            clouds.tree(clouds.node('PGPU', traits=[
+                'CUSTOM_GPU_KIND_PASSTHROUGH', 'CUSTOM_GPU_MEMORY_94GB']))),
+        'has room for 3'),
     'BIND_FAILED': (_PLAIN, clouds.known(server=_server(
         'Failed to bind accelerator requests: x')), 'trainer'),
     'SERVICE_TOKEN': (_PLAIN, clouds.known(server=_server(
@@ -175,9 +183,6 @@ _HINTS = {
         'No valid host was found. ')), 'trainer'),
     'SERVER_FAULT': (_PLAIN, clouds.known(server=_server('disk on fire')),
                      'disk on fire'),
-    'DISAGREES': (_PLAIN, clouds.known(clouds.tree(clouds.node(
-        has=_NONE_FREE)), answer=facts.Answer({'uuid of compute1': 2})),
-        'Placement has 2 candidates'),
 }
 
 
@@ -192,11 +197,14 @@ def _all(verdict):
 class ReasonTest(testscenarios.TestWithScenarios, base.BaseTestCase):
 
     scenarios = [(name, {'name': name, 'case': case, 'refused': refused})
-                 for cases, refused in ((_REFUSED, True), (_HINTS, False))
+                 for cases, refused in (
+                     (_REFUSED, True), (_NO_CANDIDATE, True), (_HINTS, False))
                  for name, case in cases.items()]
 
     def test_it_is_said(self):
         wanted, known, words = self.case
+        if self.name in _NO_CANDIDATE:
+            known = dataclasses.replace(known, answer=facts.Answer())
         verdict = explain.verdict(wanted, known)
         found = {item.reason.name: item for item in _all(verdict)}
         self.assertIn(self.name, found)
@@ -211,7 +219,7 @@ class CompletenessTest(base.BaseTestCase):
 
     def test_every_reason_has_a_case(self):
         self.assertEqual({reason.name for reason in request.Reason},
-                         {*_REFUSED, *_HINTS})
+                         {*_REFUSED, *_NO_CANDIDATE, *_HINTS})
 
 
 class VerdictTest(base.BaseTestCase):
@@ -233,13 +241,15 @@ class VerdictTest(base.BaseTestCase):
                             name='b')
         without = clouds.tree(clouds.node('PGPU', host='a'), name='a')
         wanted = clouds.profile(clouds.wish(required=[clouds.A100]))
-        verdict = self.verdict(wanted, without, other, busy)
+        verdict = self.verdict(wanted, without, other, busy,
+                               answer=facts.Answer())
         self.assertEqual(['c', 'b', 'a'],
                          [host.name for host in verdict.hosts])
         self.assertIn('nearest is c: 1 of 1', verdict.sentence)
         free = clouds.tree(clouds.node(host='d'), name='d')
         self.assertEqual('d', self.verdict(
-            wanted, busy, free).hosts[0].name)
+            wanted, busy, free, answer=facts.Answer({
+                free.root.uuid: (frozenset(),)})).hosts[0].name)
 
     def test_all_that_is_missing_is_said(self):
         verdict = self.verdict(
@@ -253,13 +263,19 @@ class VerdictTest(base.BaseTestCase):
 
     def test_placement_has_the_last_word(self):
         full = clouds.tree(clouds.node(has=_NONE_FREE))
-        yes = facts.Answer({'uuid of compute1': 1})
-        self.assertTrue(self.verdict(
-            clouds.profile(), full, answer=yes).schedulable)
-        self.assertFalse(self.verdict(
-            clouds.profile(), answer=facts.Answer()).schedulable)
-        self.assertTrue(self.verdict(clouds.profile(), answer=facts.Answer(
-            partial=True)).schedulable)
+        self.assertTrue(self.verdict(clouds.profile(), full).schedulable)
+        verdict = self.verdict(clouds.profile(), answer=facts.Answer())
+        self.assertFalse(verdict.schedulable)
+        self.assertIn('but not all of them together', verdict.sentence)
+
+    def test_a_bind_that_fails_on_one_gpu_only(self):
+        good, bad = clouds.node(), clouds.node(gpu=clouds.OTHER_GPU)
+        tree = clouds.tree(good, bad)
+        for options, accepted in (([bad], False), ([bad, good], True)):
+            self.assertEqual(accepted, self.verdict(
+                clouds.profile(), tree, deployables={good.uuid: 7},
+                answer=facts.Answer({tree.root.uuid: [
+                    frozenset({one.uuid}) for one in options]})).schedulable)
 
     def test_a_host_that_would_be_chosen_and_fail_is_counted(self):
         bad = clouds.tree(clouds.node(host='bad'), name='bad')
@@ -275,14 +291,16 @@ class VerdictTest(base.BaseTestCase):
         verdict = self.verdict(clouds.flavor(), clouds.tree(
             clouds.node(), traits=['COMPUTE_ACCELERATORS',
                                    'COMPUTE_STATUS_DISABLED']),
-            services=_service(enabled=False, reason='repairs'))
+            services=_service(enabled=False, reason='repairs'),
+            answer=facts.Answer())
         self.assertEqual(
             [('HOST_DISABLED', 'compute1 is disabled '
               '(COMPUTE_STATUS_DISABLED): repairs')],
             [(item.reason.name, item.text) for item in _all(verdict)])
 
     def test_a_host_without_such_an_inventory(self):
-        (finding,) = _all(self.verdict(clouds.flavor(disk=1)))
+        (finding,) = _all(self.verdict(clouds.flavor(disk=1),
+                                       answer=facts.Answer()))
         self.assertEqual(('HOST_RESOURCES', 'compute1 has no DISK_GB'),
                          (finding.reason.name, finding.text))
 
@@ -296,7 +314,7 @@ class VerdictTest(base.BaseTestCase):
 
     def test_the_document_holds_all(self):
         document = self.verdict(clouds.profile(), clouds.tree(
-            *_BOTH)).document()
+            *_BOTH), answer=facts.Answer()).document()
         (host,) = document['hosts']
         self.assertEqual(
             {'group': 'group 0', 'gpu': clouds.GPU, 'profile': '1g.10gb',
