@@ -120,7 +120,6 @@ def make(profile: resources.DeviceProfile, nodes: Mapping[str, Any],
 
     :param nodes: the nodes' ``resource_class``, and the GPUs to partition as
         an item of a layout file selects them; by default all.
-    :param place: of the profile in its file, for error messages.
     :raises DocumentError: if a node cannot have such a layout.
     """
     devices = layout_devices.Devices.parse(
@@ -158,7 +157,6 @@ def class_in_placement(text: str) -> str:
 
     :param text: as Ironic writes it (``baremetal.gpu``), or as Placement does
         (``CUSTOM_BAREMETAL_GPU``).
-    :raises InvalidValue: if it is not a resource class.
     """
     if _CUSTOM_CLASS.fullmatch(text):
         found = text
@@ -228,7 +226,6 @@ def _slice_name(place: schema.Place, resource_class: str) -> str:
 class Node:
     """A node as Ironic shows it.
 
-    :ivar identity: UUID.
     :ivar name: the UUID if the node has no name.
     :ivar resource_class: as Placement writes it; None if the node has none.
     :ivar hindrances: why Ironic does not deploy it now, for display.
@@ -249,7 +246,6 @@ class Node:
 class Verdict:
     """Whether a node can have the layout of a profile.
 
-    :ivar reasons: why not, for display; empty if it can.
     :ivar trait: the trait of the layout.
     """
 
@@ -347,10 +343,7 @@ def _misfit(found: inventory.Inventory, entry: layout_file.Entry) -> str:
 
 
 def check_service(cloud: connection.Cloud) -> None:
-    """Make sure that the cloud has an Ironic with all required features.
-
-    :raises CloudError: if it does not; the error names what is missing.
-    """
+    """Make sure that the cloud has an Ironic with all required features."""
     if not cloud.has_service(SERVICE):
         raise cloud.error('its service catalogue has no service of type '
                           f'{SERVICE} (Ironic)')

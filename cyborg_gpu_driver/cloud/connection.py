@@ -58,7 +58,6 @@ class Cloud:
     thread-safe. The methods of :attr:`sdk` raise openstacksdk's exceptions;
     commands and agents use them inside :meth:`errors`.
 
-    :param sdk: the connection that openstacksdk made.
     :param name: the name of the cloud in error messages.
     :ivar region: the user's region; None if the user names none.
     """
@@ -74,7 +73,6 @@ class Cloud:
 
         :param name: None for the cloud that the environment names
             (``OS_CLOUD``, or ``OS_AUTH_URL`` and the related variables).
-        :raises CloudError: if there is no such cloud.
         """
         known = (name or os.environ.get('OS_CLOUD')
                  or os.environ.get('OS_AUTH_URL', ''))
@@ -114,10 +112,8 @@ class Cloud:
 
         :param service: the name of its proxy in openstacksdk: ``accelerator``,
             ``baremetal``, ``compute``, ``identity``, ``placement``.
-        :param path: below the service's endpoint.
         :param version: the microversion; None for the service's lowest.
         :returns: the parsed JSON; None if the object does not exist (404).
-        :raises CloudError: if the service does not answer, or refuses.
         """
         with self.errors():
             response = getattr(self.sdk, service).get(
@@ -132,12 +128,8 @@ class Cloud:
                as_service: bool = False) -> Any:
         """Send another request that openstacksdk has no method for.
 
-        :param method: ``POST``, ``PUT``, ``PATCH`` or ``DELETE``.
-        :param body: a value that can be serialized to JSON.
         :param as_service: whether to send a service token, as Nova does in
             requests to Cyborg; the user's token is the service token, too.
-        :returns: the parsed JSON; None if the response has no body.
-        :raises CloudError: if the service does not answer, or refuses.
         """
         with self.errors():
             response = getattr(self.sdk, service).request(
@@ -148,10 +140,7 @@ class Cloud:
             return response.json() if response.content else None
 
     def has_service(self, service: str) -> bool:
-        """Whether the cloud's catalog has a service.
-
-        :param service: as for :meth:`ask`.
-        """
+        """Whether the cloud's catalog has a service."""
         try:
             return self.sdk.config.get_session_client(
                 service).get_endpoint() is not None
@@ -242,10 +231,7 @@ class Cloud:
         return not self._has_access or name in self.access.role_names
 
     def check_admin(self) -> None:
-        """Make sure that Cyborg shows the objects of all projects.
-
-        :raises CloudError: if Cyborg shows this user only a part of them.
-        """
+        """Make sure that Cyborg shows the objects of all projects."""
         if not self.has_role():
             raise self.error(
                 'Cyborg shows the accelerator requests of all projects only '

@@ -41,9 +41,6 @@ class Holder:
 
     :ivar consumer: UUID of a server, or of another owner of an allocation or
         an accelerator request.
-    :ivar project: None if Nova has no such server.
-    :ivar gpus: PCI addresses.
-    :ivar handles: Cyborg's attach handles.
     :ivar consents: whether its owner lets operators move it.
     """
 
@@ -58,11 +55,7 @@ class Holder:
 
 def find(cloud: connection.Cloud, host: str, gpu: str | None
          ) -> tuple[hosts.Gpu, ...]:
-    """Return the GPUs of a host that a command is to change.
-
-    :raises CloudError: as :func:`hosts.find` does, or if Cyborg has no device
-        for a GPU.
-    """
+    """Return the GPUs of a host that a command is to change."""
     problems: list[str] = []
     _, found = hosts.find(cloud, host, gpu, problems.append)
     for one in found:
@@ -78,10 +71,6 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
     """Cordon a GPU. A GPU that is disabled in Cyborg keeps its reason.
 
     The cordon of a move is replaced, because the end of the move lifts it.
-
-    :param gpu: as :func:`find` returns it.
-    :returns: the cordons of the GPU.
-    :raises CloudError: if a request to a service fails.
     """
     known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
     if known is not None and (known.who or known.reason) and (
@@ -101,9 +90,7 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
 def open_(cloud: connection.Cloud, gpu: hosts.Gpu) -> cordon.Cordons:
     """Enable the device of a GPU, and delete the reason why it was disabled.
 
-    :param gpu: as :func:`find` returns it.
     :returns: the cordons that remain on the host.
-    :raises CloudError: if a request to a service fails.
     """
     if not _device(gpu).enabled:
         _act(cloud, gpu, 'enable', _ENABLED)
@@ -122,11 +109,8 @@ def wait_closed(cloud: connection.Cloud, host: str,
                 ) -> tuple[str, ...]:
     """Wait until Placement allocates nothing of some GPUs to new servers.
 
-    :param seconds: how long to wait at most.
     :param progress: called with the number of open providers whenever it
         has changed.
-    :returns: the providers that are still open.
-    :raises CloudError: if Placement does not answer.
     """
     end = clock() + seconds
     before = None
@@ -146,10 +130,7 @@ def wait_closed(cloud: connection.Cloud, host: str,
 
 def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
             ) -> tuple[Holder, ...]:
-    """Return the consumers that hold a part of some GPUs of a host.
-
-    :raises CloudError: if a request to a service fails.
-    """
+    """Return the consumers that hold a part of some GPUs of a host."""
     offers = {offer.uuid: offer for offer in placement.read_providers(
         cloud, host, gpus=addresses)}
     gpus: dict[str, set[str]] = collections.defaultdict(set)
@@ -215,7 +196,6 @@ def _set_trait(cloud, provider, name=None):
     """Replace a provider's cordon traits with one trait.
 
     :param name: of the new trait; None to only remove the cordon traits.
-    :returns: the removed traits.
     """
     path = f'/resource_providers/{provider}/traits'
     for attempt in range(1, _WRITES + 1):

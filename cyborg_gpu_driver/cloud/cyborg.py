@@ -9,6 +9,8 @@ the inventory of the deployable whose database ID equals that of the device
 deployable may belong to another device. So only the status identifies the
 disabled device, and only Cyborg's API shows the status: the conductor has no
 call for it.
+
+A host is a compute node as Cyborg names it.
 """
 
 from __future__ import annotations
@@ -117,10 +119,7 @@ class AcceleratorRequest(accelerator_request.AcceleratorRequest):
 
 
 class _Watch:
-    """Asks a cloud about one host repeatedly.
-
-    :param host: the compute node as Cyborg names it.
-    """
+    """Asks a cloud about one host repeatedly."""
 
     problem: str
     """Logged once for each reason why the answer is unknown."""
@@ -209,10 +208,7 @@ class RequestWatch(_Watch):
 
 def disabled(cloud: connection.Cloud, host: str
              ) -> frozenset[model.PciAddress]:
-    """Return the GPUs of a host that are disabled in Cyborg.
-
-    :param host: the compute node as Cyborg names it.
-    """
+    """Return the GPUs of a host that are disabled in Cyborg."""
     found = set()
     for one in Device.list(cloud.sdk.accelerator, hostname=host,
                            microversion=STATUS_VERSION):
@@ -229,7 +225,6 @@ def requests_by_vgpu(cloud: connection.Cloud, host: str
 
     Cyborg returns all of them on one page.
 
-    :param host: the compute node as Cyborg names it.
     :raises CloudError: if they cannot be read, or if the cloud has no device
         on the host: then the host belongs to another cloud, or has another
         name in this one.
@@ -238,11 +233,7 @@ def requests_by_vgpu(cloud: connection.Cloud, host: str
 
 
 def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Requests:
-    """Return what a cloud's accelerator requests hold on a host.
-
-    :param host: the compute node as Cyborg names it.
-    :raises CloudError: as :func:`requests_by_vgpu` does.
-    """
+    """Return what a cloud's accelerator requests hold on a host."""
     return _of_host(cloud, host, claims)
 
 
@@ -252,10 +243,6 @@ def claims(requests: Iterable[Mapping[str, Any]], host: str
 
     If a request is neither bound nor new, Cyborg does not show its attach
     handle. If its unbind has failed, Cyborg does not show its host either.
-
-    :param requests: as Cyborg's API shows them.
-    :raises KeyError, TypeError, AttributeError, InvalidValue: if a request
-        is malformed.
     """
     bound, unsettled = [], []
     for request in requests:
@@ -302,10 +289,6 @@ def by_vgpu(requests: Iterable[AcceleratorRequest], host: str
     Nova creates the mdev of an attach handle with the handle's UUID. A PCI
     address is valid only on its own host, and names a vGPU only where the
     vGPU of the handle has no UUID.
-
-    :param requests: as Cyborg's API shows them.
-    :raises KeyError, TypeError, AttributeError, InvalidValue: if a request
-        is malformed.
     """
     found = {}
     for request in requests:
@@ -346,7 +329,6 @@ def requests(cloud: connection.Cloud, **query: str
     Cyborg silently restricts the list of a user who is not an administrator
     to the user's project. This function refuses such a list.
 
-    :param query: ``instance_uuid``, for those of one server.
     :raises CloudError: if the user is not an administrator, or a request has
         no UUID or no state.
     """

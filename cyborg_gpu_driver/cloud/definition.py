@@ -129,11 +129,7 @@ _GROUP_NAME = re.compile(r'nvlink-[1-9][0-9]?_[A-Z0-9_]+', re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """The content of a definition file.
-
-    :ivar items: the wanted items; projects are named as in the file.
-    :ivar nodes: the profiles for bare metal.
-    """
+    """The content of a definition file."""
 
     items: tuple[resources.Item, ...]
     nodes: tuple[baremetal.NodeProfile, ...] = ()
@@ -167,11 +163,7 @@ class Definition:
 
 
 def parse(text: str, source: str) -> Definition:
-    """Parse a file's text. JSON is valid, because it is YAML.
-
-    :param source: the file's name, for error messages.
-    :raises DocumentError: if it is not valid; names the place in the file.
-    """
+    """Parse a file's text. JSON is valid, because it is YAML."""
     place = schema.Place(source)
     content = layout_yaml.plain(text, place)
     schema.check(content, DEFINITION, place, {
@@ -196,7 +188,6 @@ def profile_class(text: str) -> str:
     :param text: ``passthrough``, a GPU instance profile (``1g.10gb+me``, or
         ``1g.10gb.me`` as in a provider's name), a vGPU type (``T4-2B``) or a
         group of GPUs of a model (``nvlink-2_H100_NVL``).
-    :raises InvalidValue: if it is not a profile; says what is expected.
     """
     if text == _PASSTHROUGH:
         return orc.PGPU

@@ -27,10 +27,7 @@ Reason = request.Reason
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A provider that has a resource class of a group.
-
-    :ivar findings: everything that is missing; empty if the group fits.
-    """
+    """A provider that has a resource class of a group."""
 
     group: str
     provider: facts.Node
@@ -84,7 +81,6 @@ class Verdict:
 
     :ivar findings: what excludes the request from every host, and hints.
     :ivar hosts: the hosts that accept the request first, then the nearest.
-    :ivar unchecked: what was not examined.
     """
 
     findings: tuple[request.Finding, ...]

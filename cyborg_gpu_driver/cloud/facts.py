@@ -120,8 +120,6 @@ class Node:
 
     def fact(self, kind: str) -> str | None:
         """Return the value of a kind of trait; None if there is no such trait.
-
-        :param kind: such as ``MODEL``, ``KIND``, ``NUMA``, ``MEMORY``.
         """
         prefix = f'CUSTOM_GPU_{kind}_'
         return next((trait.removeprefix(prefix)
@@ -257,7 +255,6 @@ class Facts:
     :ivar unknown_traits: requested traits that Placement does not know.
     :ivar classes: all resource classes that Placement knows.
     :ivar whole: whether ``trees`` has all hosts with accelerators.
-    :ivar unchecked: what was not examined, and why.
     """
 
     trees: tuple[Tree, ...] = ()
@@ -287,10 +284,7 @@ class Facts:
         return found
 
     def cordons(self, node: Node, host: str) -> cordon.Cordons:
-        """Return the reasons why a provider's GPU gets no new server.
-
-        :param host: as Cyborg names it.
-        """
+        """Return the reasons why a provider's GPU gets no new server."""
         return next((
             device.cordons(node.traits) for device in self.devices or ()
             if node.place is not None and device.hostname == host

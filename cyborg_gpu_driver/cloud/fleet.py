@@ -57,10 +57,7 @@ class Place(NamedTuple):
 
 
 def consents(server: Any) -> bool:
-    """Whether the owner of a server lets operators move it.
-
-    :param server: openstacksdk's server.
-    """
+    """Whether the owner of a server lets operators move it."""
     return str((server.metadata or {}).get(CONSENT, '')).lower() == _YES
 
 
@@ -86,9 +83,7 @@ class Fleet:
 
     Cordoned GPUs are left out: a move makes no room there.
 
-    :param requests: accelerator requests as Cyborg shows them.
     :param servers: openstacksdk's, by UUID.
-    :param profiles: the groups of each device profile, by name.
     :param anyone: whether servers whose owner does not consent may move, too.
     """
 
@@ -189,27 +184,14 @@ def _gpu(place: Place, offers: Sequence[facts.Node],
 
 
 class Snapshot:
-    """The state of a cloud at one time.
-
-    :ivar hosts: the hosts that take part.
-    :ivar fleet: their GPUs.
-    :ivar servers: by UUID.
-    :ivar profiles: the groups of each device profile, by name.
-    """
+    """The state of a cloud at one time."""
 
     def __init__(self, cloud: connection.Cloud,
                  names: Collection[str] = (), anyone: bool = False,
                  complain: Callable[[str], None] = lambda text: None,
                  progress: Callable[[int, int], None]
                  = lambda done, total: None):
-        """Read the cloud.
-
-        :param names: of the hosts that take part; all if it is empty.
-        :param anyone: as in :class:`Fleet`.
-        :param complain: as in :func:`cyborg_gpu_driver.cloud.hosts.read`.
-        :raises CloudError: if a request to a service fails.
-        :raises InvalidValue: if there is no such host.
-        """
+        """Read the cloud."""
         self.hosts = _hosts(cloud, names, complain, progress)
         self.profiles: Groups = {
             existing.item.name: existing.item.groups

@@ -49,7 +49,6 @@ def whole_gpus(groups: Iterable[request.Group], nodes: Iterable[facts.Node]
     cyborg_gpu_driver/simulator/models name the listings).
 
     :param groups: each is served by one provider.
-    :param nodes: the GPU providers of the cloud.
     """
     nodes = [node for node in nodes if node.fact('KIND') in _KINDS]
     gpus = memory = 0
@@ -77,7 +76,6 @@ def flavor_specs(gpus: int, bar: int, ram: int) -> dict[str, str]:
     openstacksdk sets them with a microversion below 2.86, from which on
     nova-api 34 refuses them: its validators do not have them.
 
-    :param gpus: number of whole GPUs.
     :param bar: size of the largest BAR of a GPU in bytes.
     :param ram: memory of the guest in bytes.
     :returns: an empty mapping if the default is sufficient.
@@ -102,8 +100,6 @@ def completed(items: Sequence[resources.Item], nodes: Iterable[facts.Node]
     """Return the items of a definition, with the extra specs of their guests.
 
     A flavor that has one of the two extra specs is not changed.
-
-    :param nodes: the GPU providers of the cloud.
     """
     nodes = tuple(nodes)
     groups = {

@@ -48,7 +48,6 @@ class Gpu:
     :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if no trait has it.
         For a GPU with several roles, the role that servers use, or ``AUTO``
         if no server uses the GPU.
-    :ivar numa: NUMA node.
     :ivar conditions: its health conditions from its traits, such as
         ``XID_79``.
     :ivar device: the device in Cyborg; None if there is none, or if it is
@@ -108,15 +107,7 @@ def build(found: Iterable[facts.Node], able: Mapping[str, str],
           services: Mapping[str, facts.Service] | None,
           devices: Mapping[str, Sequence[cyborg.Device]] | None
           ) -> tuple[Host, ...]:
-    """Build the hosts from the data of the services.
-
-    :param found: the providers of this driver.
-    :param able: names of the providers that have COMPUTE_ACCELERATORS, by
-        UUID.
-    :param disabled: UUIDs of the providers that have COMPUTE_STATUS_DISABLED.
-    :param services: by host; None if unknown.
-    :param devices: by host; None if unknown.
-    """
+    """Build the hosts from the data of the services."""
     disabled = frozenset(disabled)
     hosts: dict[tuple[str, str], list[facts.Node]] = {}
     for provider in found:
@@ -141,7 +132,6 @@ def read(cloud: connection.Cloud, host: str | None = None,
     :param host: the only host to read; None for all.
     :param complain: called with the error if a request to Nova or Cyborg
         fails. The data of that service is unknown then.
-    :param progress: as in :func:`placement.read_providers`.
     """
     found = placement.read_providers(cloud, host, progress)
     able = {item['uuid']: item['name'] for item
@@ -160,9 +150,7 @@ def find(cloud: connection.Cloud, host: str, gpu: str | None,
     """Return a host, and one of its GPUs or all.
 
     :param gpu: PCI address, with or without the domain; None for all GPUs.
-    :param complain: as in :func:`read`.
     :raises InvalidValue: if ``gpu`` is not a PCI address.
-    :raises CloudError: if there is no such GPU, or a service does not answer.
     """
     wanted = None if gpu is None else str(model.PciAddress.parse(
         gpu if gpu.count(':') > 1 else f'0000:{gpu}'))
@@ -248,10 +236,7 @@ class Room:
 
 def room_by_host(groups: Sequence[resources.Group],
                  found: Iterable[facts.Node]) -> Mapping[str, Room]:
-    """Return the room on each host for servers with a device profile.
-
-    :param found: providers of hosts on which Nova would start such a server.
-    """
+    """Return the room on each host for servers with a device profile."""
     hosts: dict[str, list[facts.Node]] = {}
     for provider in found:
         hosts.setdefault(provider.host, []).append(provider)
@@ -267,10 +252,7 @@ def total_room(rooms: Iterable[Room]) -> Room:
 
 def room(groups: Sequence[resources.Group],
          found: Sequence[facts.Node]) -> Room:
-    """Return the room on one host.
-
-    :param found: providers of the host's GPUs.
-    """
+    """Return the room on one host."""
     exact = len(set(groups)) == 1
     wanted = [resources.classes(group) for group in groups]
     # Cyborg accepts such device profiles, but Placement never has candidates.
@@ -349,10 +331,8 @@ def catalogue(found: Iterable[facts.Node], host: str | None = None,
 
     A provider without an inventory offers nothing.
 
-    :param host: only this compute node.
     :param model_name: only GPUs whose model contains this text, written as
         NVML does (``A100-SXM4``) or as in the trait (``A100_SXM4``).
-    :param kind: only ``passthrough``, ``vgpu``, ``mig`` or ``nvlink``.
     :param numa: whether the traits include NUMA nodes.
     """
     chosen = sorted(

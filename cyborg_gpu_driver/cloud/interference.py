@@ -100,10 +100,7 @@ def resolve(cloud: connection.Cloud, flavor: str, image: str,
 
 
 def problem(server: Any) -> str:
-    """Return why a server has failed; empty if it has not.
-
-    :param server: openstacksdk's server; None if it was deleted.
-    """
+    """Return why a server has failed; empty if it has not."""
     if server is None:
         return 'somebody has deleted it'
     if server.status in ('ACTIVE', 'BUILD'):
@@ -217,7 +214,6 @@ class Guests:
     :param boot: seconds until a guest must run its script.
     :param wait: waits for a number of seconds, or raises an exception to end
         the measurement.
-    :param say: called with a line for display.
     """
 
     gpu_memory_mib: int | None = None

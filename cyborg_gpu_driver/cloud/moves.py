@@ -103,11 +103,8 @@ def shelve(cloud: connection.Cloud, servers: Collection[str],
     If Nova does not answer, the function tries again: nothing else would
     start a server that is already shelved.
 
-    :param servers: UUIDs.
     :param unshelve: UUIDs of the servers that are to run again, with other
         accelerators.
-    :param seconds: how long everything may take.
-    :param tell: called with a line for each action on a server.
     :returns: the reason for each server that failed, by UUID.
     """
     end = clock() + seconds
@@ -142,10 +139,7 @@ def shelve(cloud: connection.Cloud, servers: Collection[str],
 
 @dataclasses.dataclass
 class _Course:
-    """The progress of one server.
-
-    :ivar sent: the actions that Nova has accepted.
-    """
+    """The progress of one server."""
 
     server: str
     unshelve: bool
@@ -227,7 +221,6 @@ class Applying:
     :param look: reads the cloud as it was read for the plan.
     :param new: the cordon for each GPU that a server leaves.
     :param seconds: how long to wait for each report and for each move.
-    :param say: called with a line for each action.
     """
 
     def __init__(self, cloud: connection.Cloud, asked: resources.Group,
@@ -295,11 +288,7 @@ class Applying:
             self._sleep(min(_ROUND, rest))
 
     def _offload(self, server: str) -> None:
-        """Offload a server that is shelved.
-
-        :raises CloudError: if its owner has started it since the plan was
-            made.
-        """
+        """Offload a server that is shelved."""
         now = nova.existing_server(self._cloud, server)
         if now is not None and now.status not in AWAY:
             raise self._cloud.error(

@@ -32,10 +32,7 @@ _SERVERS = 'servers'
 
 
 def flavor(cloud: connection.Cloud, name: str) -> cloud_request.Flavor:
-    """Return a flavor by name or ID.
-
-    :raises InvalidValue: if there is none.
-    """
+    """Return a flavor by name or ID."""
     compute = cloud.sdk.compute
     item = compute.find_flavor(name)
     if item is None:
@@ -60,10 +57,7 @@ def server(cloud: connection.Cloud, name: str
 
 
 def find_server(cloud: connection.Cloud, name: str) -> str:
-    """Return the UUID of a server that the user may see.
-
-    :param name: its name or UUID; the server of a UUID need not exist.
-    """
+    """Return the UUID of a server that the user may see."""
     if uuidutils.is_uuid_like(name):
         return name
     return cloud.sdk.compute.find_server(
@@ -212,10 +206,7 @@ def _unified_name(quota: str) -> str:
 
 
 def _flavor(item: Any) -> cloud_request.Flavor:
-    """Return a flavor.
-
-    :param item: openstacksdk's flavor, or that in a server.
-    """
+    """Return a flavor."""
     return cloud_request.Flavor(
         item.name, item.vcpus, item.ram, item.disk + (item.ephemeral or 0)
         + -(-(item.swap or 0) // _MIB_PER_GIB), dict(item.extra_specs),
@@ -240,9 +231,6 @@ def accelerators(cloud: connection.Cloud, server: str
 
     The provider is None if the request is not bound, or if Placement does not
     tell the user, who is no administrator.
-
-    :param server: its UUID.
-    :raises CloudError: if it has none.
     """
     found = cyborg.requests(cloud, instance_uuid=server)
     if not found:

@@ -381,9 +381,7 @@ class Finisher:
     service does not answer, no server counts as gone.
 
     :param connect: returns the cloud; if it is None, nothing is checked.
-    :param host: the compute node as Cyborg names it.
     :param grace: seconds between the checks.
-    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, connect: Callable[[], connection.Cloud] | None,

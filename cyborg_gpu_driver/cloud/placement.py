@@ -64,10 +64,7 @@ def at_once(function: Callable[[_Item], _Found], items: Collection[_Item],
 
 
 def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
-    """Return the resource providers that Placement lists.
-
-    :param query: the parameters of ``GET /resource_providers``.
-    """
+    """Return the resource providers that Placement lists."""
     answer = cloud.ask('placement', '/resource_providers', VERSION, **query)
     found = list(answer['resource_providers'])
     if not all(isinstance(item[key], str) for item in found
@@ -86,7 +83,6 @@ def tree_summaries(cloud: connection.Cloud, root: str
     included. If the node has no memory left, the request is repeated for a
     CPU, then for disk.
 
-    :param root: UUID of the compute node's provider.
     :returns: an empty mapping if the compute node is completely full.
     """
     for resource_class in _OF_A_HOST:
@@ -102,9 +98,9 @@ def tree_summaries(cloud: connection.Cloud, root: str
 
 def provider_parts(cloud: connection.Cloud, item: Mapping[str, Any],
                    parts: Collection[str]) -> dict[str, Any] | None:
-    """Return some parts of one provider; None if it no longer exists.
+    """Return some parts of one provider, with one request for each.
 
-    :param parts: such as ``inventories``; one request for each.
+    :returns: None if the provider no longer exists.
     """
     told = {}
     for part in parts:
@@ -132,8 +128,6 @@ def read_providers(cloud: connection.Cloud, host: str | None = None,
     one without a summary four. For one compute node, Cyborg is not asked: its
     only list has the totals of the whole cloud.
 
-    :param host: only this compute node.
-    :param progress: called with the number of finished hosts and of all hosts.
     :param gpus: PCI addresses of the GPUs to read; None for all.
     """
     trees: dict[str, list[dict[str, Any]]] = {}
@@ -156,8 +150,6 @@ def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]
 
     This takes two requests for each compute node of the providers, however
     many providers it has.
-
-    :param wanted: UUIDs of providers.
     """
     reader = _Reader(cloud, request.Request(), Records(), holders=False)
     found: dict[str, facts.Node] = {}
@@ -179,10 +171,7 @@ def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]
 
 def gpu_providers(cloud: connection.Cloud, host: str | None = None
          ) -> list[tuple[dict[str, Any], names.ProviderName]]:
-    """Return this driver's providers, with the parts of their names.
-
-    :param host: only this compute node.
-    """
+    """Return this driver's providers, with the parts of their names."""
     query = {}
     if host is not None:
         # None has the name if the providers' names have only a similar text.
@@ -242,12 +231,9 @@ def read_trees(cloud: connection.Cloud, roots: Collection[str],
     the bound accelerator requests do not explain its usage, or if its compute
     node is full.
 
-    :param roots: UUIDs of the compute nodes.
     :param wanted: inventories of other resource classes have only the
         capacity and the usage.
     :param records: the records of Cyborg, as far as they are known.
-    :param progress: called with the number of finished compute nodes and of
-        all.
     """
     reader = _Reader(cloud, wanted, records or Records())
     sharing = [reader.exact(item) for item in listed(
@@ -292,10 +278,7 @@ def accelerator_trees(cloud: connection.Cloud,
 
 def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
                  uuids: Collection[str]) -> tuple[facts.Tree, ...]:
-    """Read the holders of some providers again and return the new trees.
-
-    :param uuids: of the providers; one request for each.
-    """
+    """Read the holders of some providers again, with a request for each."""
     return tuple(dataclasses.replace(tree, below=tuple(
         dataclasses.replace(node, holders=_allocations(cloud, node.uuid))
         if node.uuid in uuids else node for node in tree.below))

@@ -42,17 +42,11 @@ class Placement:
             raise _error(error) from error
 
     def get(self, url: str, version: str) -> Any:
-        """Send a GET request and return the response, whatever its status.
-
-        :raises CloudError: if there is no response.
-        """
+        """Send a GET request and return the response, whatever its status."""
         return self._ask('GET', url, version)
 
     def put(self, url: str, data: Any, version: str) -> Any:
-        """Send a PUT request; otherwise like :meth:`get`.
-
-        :param data: the body, a value that can be serialized to JSON.
-        """
+        """Send a PUT request; otherwise like :meth:`get`."""
         return self._ask('PUT', url, version, json=data)
 
     def _ask(self, method, url, version, **kwargs):

@@ -54,9 +54,6 @@ def answer(cloud: connection.Cloud, asked: Question,
 
     :param most: how many hosts to examine, if no host is named; None for
         all. Those with candidates in Placement come first.
-    :param progress: called with the number of finished hosts and of all hosts.
-    :raises CloudError: if Placement, Cyborg or a named object cannot be read.
-    :raises InvalidValue: if a named object does not exist.
     """
     return _Reading(cloud, asked, most, progress).judge()
 
@@ -188,10 +185,7 @@ class _Reading:
 
 def candidates(cloud: connection.Cloud, wanted: request.Request,
                root: str | None = None) -> facts.Answer:
-    """Ask Placement for candidates, as the Nova scheduler does.
-
-    :param root: UUID of the compute node to which the query is restricted.
-    """
+    """Ask Placement for candidates, as the Nova scheduler does."""
     if not any(group.resources for group in wanted.groups):
         return facts.Answer()
     query = wanted.query(root)
@@ -233,11 +227,7 @@ def classes(cloud: connection.Cloud) -> frozenset[str]:
 
 
 def find_root(cloud: connection.Cloud, host: str) -> str:
-    """Return the UUID of a compute node's provider.
-
-    :param host: hypervisor_hostname.
-    :raises InvalidValue: if there is no such compute node.
-    """
+    """Return the UUID of a compute node's provider."""
     for item in placement.listed(cloud, name=host):
         if item['parent_provider_uuid'] is None:
             return item['uuid']
@@ -257,9 +247,6 @@ def concerned(cloud: connection.Cloud, more: Iterable[str],
 
     :param more: names of further compute nodes, which count even if Placement
         has no accelerators on them.
-    :param found: Placement's answer to the request.
-    :param most: how many compute nodes may be read; None for all.
-    :returns: the UUIDs of the compute nodes, and the number left out.
     """
     below = placement.of_cyborg(cloud)
     named = {place.host for items in below.values()

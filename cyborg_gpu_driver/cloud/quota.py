@@ -60,12 +60,7 @@ def defaults(limits: Iterable[resources.Existing]) -> Iterator[Quota]:
 
 def of_project(project: str, limits: Iterable[resources.Existing],
                usages: Mapping[str, int]) -> Iterator[Quota]:
-    """Yield a project's quotas, sorted by resource class.
-
-    :param project: UUID.
-    :param limits: registered limits and limits of projects.
-    :param usages: what the project uses of each resource class.
-    """
+    """Yield a project's quotas, sorted by resource class."""
     limits = list(limits)
     registered = _registered(limits)
     own = {_class(item.resource): item.value

@@ -122,8 +122,6 @@ class Finding:
     """One thing that stands in the way, or may.
 
     :ivar subject: the flavor, profile, class, trait, host or provider.
-    :ivar text: what is wrong, for people.
-    :ivar remedy: what to do about it, for people.
     :ivar blocks: False for a hint: it depends on what no API shows.
     """
 
@@ -177,10 +175,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Flavor:
-    """A Nova flavor.
-
-    :ivar ram: in MiB.
-    :ivar disk: in GiB: root, ephemeral and swap.
+    """A Nova flavor; RAM in MiB, and in GiB its root, ephemeral and swap disk.
     """
 
     name: str
@@ -232,10 +227,7 @@ class Request:
 
     def query(self, root: str | None = None, limit: int = 1000
               ) -> dict[str, str]:
-        """Return the parameters of ``GET /allocation_candidates``.
-
-        :param root: UUID of the compute node to which the query is restricted.
-        """
+        """Return the parameters of ``GET /allocation_candidates``."""
         found = {'limit': str(limit)}
         if self.policy:
             found['group_policy'] = self.policy
@@ -293,8 +285,6 @@ def make(flavor: Flavor | None, profile: str | None,
 def profile_of(flavor: Flavor, known: Iterable[str]
                ) -> tuple[str | None, tuple[Finding, ...]]:
     """Return the device profile that a flavor names, and any problems with it.
-
-    :param known: names of the existing device profiles.
     """
     known = tuple(known)
     name = flavor.extra_specs.get(PROFILE_KEY)

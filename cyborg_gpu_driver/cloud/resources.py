@@ -138,7 +138,6 @@ class DeployTemplate(Item):
     """A deploy template of Ironic, for nodes whose server requires a trait.
 
     :ivar name: the name of the trait.
-    :ivar steps: as JSON text with sorted keys.
     """
 
     kind: ClassVar[Kind] = Kind.TEMPLATE
@@ -166,8 +165,6 @@ class Existing:
 
     :ivar identity: its UUID in its service.
     :ivar ours: whether it has the :data:`MARK`.
-    :ivar users: its current users, for display; while there are any, it must
-        not be replaced or deleted.
     """
 
     item: Item

@@ -110,8 +110,6 @@ def flavors(cloud: connection.Cloud,
     """Return the flavors that name a device profile, or are wanted.
 
     Their users are not read.
-
-    :param wanted: kinds and names.
     """
     return [_flavor(cloud, item) for item in cloud.sdk.compute.flavors()
             if (resources.Kind.FLAVOR, item.name) in wanted
@@ -131,10 +129,7 @@ def used_flavors(cloud: connection.Cloud,
 
 
 def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
-    """Return some servers that use a flavor; empty if there are none.
-
-    :param flavor: its ID.
-    """
+    """Return some servers that use a flavor; empty if there are none."""
     return tuple(f'server {server.id}' for server in cloud.sdk.compute.servers(
         details=False, all_projects=True, flavor=flavor, limit=_SHOWN,
         paginated=False))
@@ -187,18 +182,12 @@ def limits(cloud: connection.Cloud, scope: Mapping[str, str],
 
 def limits_of_region(cloud: connection.Cloud, **query: str
                      ) -> list[resources.Existing]:
-    """Return registered limits and limits of Nova in the user's region.
-
-    :param query: see :func:`limits`.
-    """
+    """Return registered limits and limits of Nova in the user's region."""
     return limits(cloud, limit_scope(cloud), **query)
 
 
 def usages(cloud: connection.Cloud, project: str) -> dict[str, int]:
-    """Return what a project's servers use of each resource class.
-
-    :param project: UUID.
-    """
+    """Return what a project's servers use of each resource class."""
     return cloud.ask('placement', '/usages', _USAGES,
                      project_id=project)['usages']
 
@@ -214,8 +203,6 @@ def _complete(cloud: connection.Cloud, kind: str, **query: str
 
     Keystone can limit its lists, which have no further pages then.
     openstacksdk does not tell that an item is missing.
-
-    :raises CloudError: if Keystone does not list all items.
     """
     answer = cloud.ask('identity', f'/{kind}', **query)
     if answer.get('truncated'):
@@ -297,10 +284,7 @@ class Writer:
         self._identity = cloud.sdk.identity
 
     def make(self, change: plan.Change) -> None:
-        """Make one change.
-
-        :raises CloudError: if an item to delete has come into use meanwhile.
-        """
+        """Make one change."""
         if change.action is plan.Action.UPDATE:
             self._update(change.item, change.there)
             return

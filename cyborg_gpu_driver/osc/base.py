@@ -21,11 +21,7 @@ def say(text: str) -> None:
 
 
 def show_progress(done: int, total: int, what: str = 'hosts') -> None:
-    """Update a progress line, if standard error is a terminal.
-
-    :param done: how many of ``total`` have been read.
-    :param what: the name of the items, in plural.
-    """
+    """Update a progress line, if standard error is a terminal."""
     if sys.stderr.isatty():
         print(f'\r{done} of {total} {what} read', end='' if done < total
               else '\r\033[K', file=sys.stderr, flush=True)
@@ -52,11 +48,7 @@ def add_consent(parser: argparse.ArgumentParser) -> None:
 
 
 def may_move(servers: Mapping[str, str | None], yes: bool) -> bool:
-    """Name the servers to shelve; return whether the user agrees.
-
-    :param servers: names by UUID.
-    :param yes: whether not to ask.
-    """
+    """Name the servers to shelve; return whether the user agrees."""
     for uuid, name in servers.items():
         say(f'{uuid} {name or "-"}: loses its memory, GPU memory and '
             'ephemeral disks')

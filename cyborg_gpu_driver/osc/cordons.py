@@ -193,12 +193,7 @@ def _add_reason(parser):
 
 
 def _cordon_gpus(cloud, parsed_args) -> dict[str, cordon.Cordons]:
-    """Cordon the GPUs of a command line; return their cordons by address.
-
-    :raises InvalidValue: if the GPU or the reason is not valid.
-    :raises CloudError: if there is no such GPU, or a request to a service
-        fails.
-    """
+    """Cordon the GPUs of a command line; return their cordons by address."""
     new = cordon.Cordon(
         cordon.Source.CYBORG, float(int(time.time())), cloud.user,
         cordon.reason(parsed_args.reason))

@@ -19,10 +19,7 @@ DEFAULT_API_VERSION = '1'
 
 
 def make_client(instance: Any) -> connection.Cloud:
-    """Return the client of the commands: the cloud of the user's login.
-
-    :param instance: osc-lib's client manager.
-    """
+    """Return the client of the commands: the cloud of the user's login."""
     made = instance.sdk_connection
     return connection.Cloud(
         made, made.config.name or made.config.auth.get('auth_url', ''))

@@ -124,10 +124,7 @@ class SyncProfile(base.Lister):
 
     def _settle(self, changes: list[plan.Change], parsed_args: Any
                 ) -> list[tuple]:
-        """Make the changes, if they are possible and the user agrees.
-
-        :returns: the rows of the changes.
-        """
+        """Make the changes, if they are possible and the user agrees."""
         if any(change.action is plan.Action.REFUSE for change in changes):
             return self._refuse(changes)
         acting = [change for change in changes if change.acts]
@@ -162,11 +159,7 @@ class SyncProfile(base.Lister):
 def _change_rows(changes: Iterable[plan.Change],
                  results: Mapping[resources.Key, str], otherwise: str
           ) -> list[tuple]:
-    """Return the rows of changes.
-
-    :param results: of those that do anything.
-    :param otherwise: the result of the others that would do anything.
-    """
+    """Return the rows of changes."""
     return [(change.action.value, change.item.kind.value, change.item.name,
              change.text, results.get(change.item.key, otherwise)
              if change.acts else '') for change in changes]

@@ -106,14 +106,7 @@ class ShowUsage(base.Lister):
 
 
 class _Prometheus:
-    """Answers for one period.
-
-    :param url: URL of Prometheus.
-    :param timeout: seconds that it may take for an answer.
-    :param start: in seconds of the epoch; 0 for everything that is recorded.
-    :param end: in seconds of the epoch.
-    :raises InvalidValue: if there is no URL.
-    """
+    """Answers for a period in seconds of the epoch; 0 is the first of all."""
 
     def __init__(self, url: str | None, timeout: float, start: float,
                  end: float):
@@ -130,10 +123,7 @@ class _Prometheus:
 
     def increase(self, labels: tuple[str, ...], chosen: str
                  ) -> dict[tuple[str, ...], float]:
-        """Return the seconds in the period, by the values of the labels.
-
-        :param chosen: which series count, in PromQL.
-        """
+        """Return the seconds in the period, by the values of the labels."""
         # Several jobs may scrape an exporter, and must not count twice.
         return self._ask(labels, (
             f'sum by ({", ".join(labels)}) (max by ({_SERIES}) '
