@@ -391,8 +391,7 @@ def explain(profile: str, most: int) -> Callable[[Counting], int]:
     :param most: the maximum number of hosts to examine.
     """
     def command(cloud):
-        found = question.answer(cloud, question.Question(profile=profile),
-                                most)
+        found = question.answer(cloud, profile=profile, most=most)
         if found.schedulable != (profile == USED):
             raise RuntimeError(found.sentence)
         return len(found.hosts)

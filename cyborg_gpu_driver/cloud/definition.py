@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -43,8 +44,6 @@ GPU_PROFILE = 'gpu-profile'
 """The format of a GPU's profile, which ``definition.profile_class`` parses."""
 NODE_CLASS = 'node-class'
 """The format of a resource class of Ironic's nodes."""
-Nodes = dict[str, baremetal.NodeProfile]
-"""The profiles for bare metal, by name."""
 
 _CLASSES = (orc.FPGA, 'GPU', orc.PGPU, orc.VGPU)
 """Resource classes that Cyborg 17 accepts beside custom ones
@@ -134,52 +133,43 @@ class Definition:
     items: tuple[resources.Item, ...]
     nodes: tuple[baremetal.NodeProfile, ...] = ()
 
-    @property
-    def projects(self) -> frozenset[str]:
-        """All projects that the file names."""
-        found: set[str] = set()
-        for item in self.items:
-            if isinstance(item, resources.Flavor):
-                found |= item.projects
-            elif isinstance(item, resources.Limit):
-                found.add(item.project)
-        return frozenset(found)
 
-    def resolved(self, projects: Mapping[str, str]) -> Definition:
-        """Return the definition with the UUIDs of its projects.
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What is known while a file is parsed.
 
-        :param projects: UUIDs by the names in the file.
-        :raises InvalidValue: if that results in two limits for one project.
-        """
-        items = tuple(_resolved(item, projects) for item in self.items)
-        keys = [item.key for item in items]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise exception.InvalidValue(
-                    what=key[0].value, value=key[1],
-                    expected='the file has it twice, by name and by UUID; '
-                             'remove one')
-        return Definition(items, self.nodes)
+    :ivar project: returns the UUID of a project.
+    :ivar nodes: the profiles for bare metal, by name.
+    :ivar texts: the descriptions of the profiles, by name.
+    """
+
+    project: Callable[[str], str]
+    nodes: dict[str, baremetal.NodeProfile] = dataclasses.field(
+        default_factory=dict)
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def parse(text: str, source: str) -> Definition:
-    """Parse a file's text. JSON is valid, because it is YAML."""
+def parse(text: str, source: str,
+          project: Callable[[str], str] = lambda name: name) -> Definition:
+    """Parse a file's text. JSON is valid, because it is YAML.
+
+    :param project: returns the UUID of a project of the file.
+    """
     place = schema.Place(source)
     content = layout_yaml.plain(text, place)
     schema.check(content, DEFINITION, place, {
         GPU_PROFILE: profile_class,
         NODE_CLASS: baremetal.class_in_placement})
     items: list[resources.Item] = []
-    nodes: Nodes = {}
-    texts: dict[str, str] = {}
+    known = _Known(project)
     for key, read in (('profiles', _profile), ('flavors', _flavor),
                       ('limits', _limit)):
         for number, value in enumerate(content.get(key, ())):
             where = place.below(key, number)
-            for item in read(where, value, nodes, texts):
+            for item in read(where, value, known):
                 _check_new(where, item, items)
                 items.append(item)
-    return Definition(tuple(items), tuple(nodes.values()))
+    return Definition(tuple(items), tuple(known.nodes.values()))
 
 
 def profile_class(text: str) -> str:
@@ -207,16 +197,6 @@ def profile_class(text: str) -> str:
                  'their model such as nvlink-2_H100_NVL')
 
 
-def _resolved(item: resources.Item, projects: Mapping[str, str]
-              ) -> resources.Item:
-    if isinstance(item, resources.Flavor):
-        return dataclasses.replace(item, projects=frozenset(
-            projects[name] for name in item.projects))
-    if isinstance(item, resources.Limit):
-        return dataclasses.replace(item, project=projects[item.project])
-    return item
-
-
 def _check_new(where: schema.Place, item: resources.Item,
                items: Iterable[resources.Item]) -> None:
     if any(item.key == other.key for other in items):
@@ -224,18 +204,19 @@ def _check_new(where: schema.Place, item: resources.Item,
                           'keep one')
 
 
-def _profile(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
-             texts: dict[str, str]) -> Iterator[resources.Item]:
+def _profile(place: schema.Place, value: Mapping[str, Any], known: _Known
+             ) -> Iterator[resources.Item]:
     profile = resources.DeviceProfile(
         value['name'],
         tuple(group for number, item in enumerate(value['groups'])
               for group in _groups(place.below('groups', number), item)),
         _description(place, value) or ' + '.join(map(_words,
                                                      value['groups'])))
-    texts[profile.name] = profile.description
+    known.texts[profile.name] = profile.description
     if 'nodes' in value:
-        nodes[profile.name] = baremetal.make(profile, value['nodes'], place)
-        yield nodes[profile.name].template
+        made = baremetal.make(profile, value['nodes'], place)
+        known.nodes[profile.name] = made
+        yield made.template
     else:
         yield profile
 
@@ -283,9 +264,9 @@ def _class(value: Mapping[str, Any]) -> str:
             else value['resources'])
 
 
-def _flavor(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
-            texts: dict[str, str]) -> Iterator[resources.Item]:
-    projects = frozenset(value.get('projects', ()))
+def _flavor(place: schema.Place, value: Mapping[str, Any], known: _Known
+            ) -> Iterator[resources.Item]:
+    projects = frozenset(map(known.project, value.get('projects', ())))
     public = value.get('public', 'projects' not in value)
     if public and projects:
         raise place.below('projects').error(
@@ -296,7 +277,7 @@ def _flavor(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
         raise place.below('extra_specs').error(
             f'the key {resources.PROFILE_KEY} is set from the device profile',
             'give profile: NAME instead')
-    metal = nodes.get(value['profile'])
+    metal = known.nodes.get(value['profile'])
     if metal is None:
         # Skyline shows a flavor with this extra spec among those with GPUs.
         specs = {':category': 'vgpu', **specs,
@@ -304,16 +285,16 @@ def _flavor(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
     found = resources.Flavor(
         value['name'], value['vcpus'], value['ram'], value['disk'], public,
         tuple(sorted(specs.items())), projects,
-        _description(place, value) or texts.get(value['profile'], ''))
+        _description(place, value) or known.texts.get(value['profile'], ''))
     yield found if metal is None else metal.flavor(found)
 
 
-def _limit(place: schema.Place, value: Mapping[str, Any], nodes: Nodes,
-           texts: dict[str, str]) -> Iterator[resources.Item]:
+def _limit(place: schema.Place, value: Mapping[str, Any], known: _Known
+           ) -> Iterator[resources.Item]:
     name = f'class:{_class(value)}'
     yield resources.RegisteredLimit(name, value['default'])
     for project, limit in value.get('projects', {}).items():
-        yield resources.Limit(name, project, limit)
+        yield resources.Limit(name, known.project(project), limit)
 
 
 def _description(place: schema.Place, value: Mapping[str, Any]) -> str:

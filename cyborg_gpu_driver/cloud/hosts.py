@@ -13,9 +13,7 @@ room is a lower bound.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -35,9 +33,6 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.report.content import names
 
-_SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
-                   for kind in ('MODEL', 'MEMORY', 'KIND', 'ARCH'))
-_NUMA = 'CUSTOM_GPU_NUMA_'
 _Found = TypeVar('_Found')
 
 
@@ -300,88 +295,29 @@ def _fits(group: resources.Group, one: facts.Node, left: int) -> bool:
             and not resources.traits(group, 'forbidden') & one.traits)
 
 
-@dataclasses.dataclass(frozen=True)
-class CatalogueEntry:
-    """A profile, with its sums over the whole cloud.
-
-    :ivar label: as in a provider's name: ``1g.10gb``, ``passthrough``; for a
-        group of GPUs with their model, ``nvlink-2_H100_NVL``.
-    :ivar traits: the traits that all GPUs with the profile have in common, of
-        the kinds by which a device profile selects GPUs.
-    :ivar gpus: how many GPUs offer it.
-    :ivar free: how many servers can get one now, if nothing else is created
-        on these GPUs meanwhile.
-    """
-
-    label: str
-    resource_class: str
-    traits: tuple[str, ...]
-    hosts: tuple[str, ...]
-    gpus: int
-    total: int
-    used: int
-    reserved: int
-    free: int
-
-
 def catalogue(found: Iterable[facts.Node], host: str | None = None,
-              model_name: str | None = None, kind: str | None = None,
-              numa: bool = False) -> tuple[CatalogueEntry, ...]:
-    """Return the profiles that providers offer, sorted by label.
+              model_name: str | None = None, kind: str | None = None
+              ) -> dict[str, list[facts.Node]]:
+    """Return the providers by the profile that they offer, in its order.
 
-    A provider without an inventory offers nothing.
+    A provider without an inventory offers nothing. A group of GPUs has the
+    name of its model, as in ``nvlink-2_H100_NVL``.
 
     :param model_name: only GPUs whose model contains this text, written as
         NVML does (``A100-SXM4``) or as in the trait (``A100_SXM4``).
-    :param numa: whether the traits include NUMA nodes.
     """
-    chosen = sorted(
-        (provider for provider in found
-         if provider.resource_class is not None
-         and (host is None or provider.host == host)
-         and (model_name is None
-              or names.token(model_name) in (provider.fact('MODEL') or ''))
-         and (kind is None
-              or provider.fact('KIND') == names.token(kind))),
-        key=_key)
-    wanted = (*_SELECTING, _NUMA) if numa else _SELECTING
-    return tuple(_entry(list(group), wanted)
-                 for _, group in itertools.groupby(chosen, _key))
-
-
-def profiles_asking(device_profiles: Iterable[resources.DeviceProfile],
-                    resource_class: str) -> tuple[str, ...]:
-    """Return the names of the device profiles that ask for a resource class.
-    """
-    key = f'resources:{resource_class}'
-    return tuple(sorted(
-        profile.name for profile in device_profiles
-        if any(key in dict(group) for group in profile.groups)))
-
-
-def flavors_naming(flavors: Iterable[resources.Flavor],
-                   device_profiles: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the flavors that name one of the device profiles."""
-    return tuple(sorted(flavor.name for flavor in flavors
-                        if flavor.profile in device_profiles))
-
-
-def _key(provider: facts.Node) -> tuple[str, str]:
-    return provider.label, provider.resource_class or ''
-
-
-def _entry(found: Sequence[facts.Node], wanted: tuple[str, ...]
-           ) -> CatalogueEntry:
-    common = frozenset.intersection(*(one.traits for one in found))
-    label, resource_class = _key(found[0])
-    if vgpu_name.group_size(label):
-        # Each model has its own class. The longer label has the same class.
-        label += resource_class.removeprefix(
-            names.custom(names.VENDOR, label))
-    return CatalogueEntry(
-        label, resource_class,
-        tuple(sorted(trait for trait in common if trait.startswith(wanted))),
-        tuple(sorted({one.host for one in found})),
-        len({(one.host, one.gpu) for one in found}),
-        sum(one.total for one in found), sum(one.used for one in found),
-        sum(one.reserved for one in found), sum(one.free for one in found))
+    profiles: dict[str, list[facts.Node]] = {}
+    for node in found:
+        if (node.resource_class is not None
+                and host in (None, node.host)
+                and (model_name is None or names.token(model_name)
+                     in (node.fact('MODEL') or ''))
+                and (kind is None
+                     or node.fact('KIND') == names.token(kind))):
+            label = node.label
+            if vgpu_name.group_size(label):
+                # Each model has its own class.
+                label += node.resource_class.removeprefix(
+                    names.custom(names.VENDOR, label))
+            profiles.setdefault(label, []).append(node)
+    return dict(sorted(profiles.items()))

@@ -191,7 +191,7 @@ def unified_limits(cloud: connection.Cloud, owner: str,
 def _unified(cloud: connection.Cloud, owner: str) -> dict[str, int]:
     """A project's limits for Nova in Keystone, by resource name."""
     found = [existing.item for existing
-             in cloud_state.limits_of_region(cloud, project_id=owner)]
+             in cloud_state.limits(cloud, project_id=owner)]
     return {
         **{item.name: item.default for item in found
            if isinstance(item, resources.RegisteredLimit)},

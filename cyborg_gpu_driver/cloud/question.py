@@ -28,22 +28,9 @@ MOST = 50
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A question, by names or IDs: one of the first three, and options.
-
-    :ivar host: hypervisor_hostname of the only host to examine.
-    :ivar project: the project whose limits and permissions apply.
-    """
-
-    flavor: str | None = None
-    profile: str | None = None
-    server: str | None = None
-    host: str | None = None
-    project: str | None = None
-
-
-def answer(cloud: connection.Cloud, asked: Question,
+def answer(cloud: connection.Cloud, flavor: str | None = None,
+           profile: str | None = None, server: str | None = None,
+           host: str | None = None, project: str | None = None,
            most: int | None = MOST,
            progress: placement.Progress = lambda done, total: None
            ) -> explain.Verdict:
@@ -52,28 +39,33 @@ def answer(cloud: connection.Cloud, asked: Question,
     The answer names what could not be read of the cloud. Placement and Cyborg
     are required.
 
+    One of the first three is given; all are names or IDs.
+
+    :param host: hypervisor_hostname of the only host to examine.
+    :param project: the project whose limits and permissions apply.
     :param most: how many hosts to examine, if no host is named; None for
         all. Those with candidates in Placement come first.
     """
-    return _Reading(cloud, asked, most, progress).judge()
+    return _Reading(cloud, host, project, most, progress).judge(
+        *_request(cloud, flavor, profile, server))
 
 
 class _Reading:
 
-    def __init__(self, cloud, asked, most, progress):
+    def __init__(self, cloud, host, project, most, progress):
         self._cloud = cloud
-        self._asked = asked
+        self._host = host
+        self._project = project
         self._most = most
         self._progress = progress
         self._unchecked: list[str] = []
 
-    def judge(self):
+    def judge(self, server, wanted):
         cloud = self._cloud
-        server, wanted = self._request()
         devices = self._try('devices', cyborg.devices, cloud)
         on_record = placement.Records(
             cyborg.deployables(cloud), tuple(cyborg.requests(cloud)))
-        root = self._asked.host and find_root(cloud, self._asked.host)
+        root = self._host and find_root(cloud, self._host)
         answered = candidates(cloud, wanted, root)
         options = dict(answered.options)
         roots, left_out = ([root], 0) if root else concerned(
@@ -123,27 +115,9 @@ class _Reading:
             known, trees=tuple(again.get(tree.name, tree)
                                for tree in known.trees)))
 
-    def _request(self):
-        asked, cloud = self._asked, self._cloud
-        profiles = cyborg.profiles(cloud)
-        server = flavor = None
-        if asked.server is not None:
-            server, flavor = nova.server(cloud, asked.server)
-        elif asked.flavor is not None:
-            flavor = nova.flavor(cloud, asked.flavor)
-        if flavor is not None:
-            name, findings = request.profile_of(flavor, profiles)
-        else:
-            name = asked.profile
-            findings = () if name in profiles else (
-                request.unknown_profile(name, profiles),)
-        made = request.make(flavor, name, profiles.get(name or '', ()))
-        return server, dataclasses.replace(
-            made, findings=(*findings, *made.findings))
-
     def _owner(self, server):
-        if self._asked.project is not None:
-            return state.project(self._cloud, self._asked.project)
+        if self._project is not None:
+            return state.project(self._cloud, self._project)
         if server is not None:
             return server.project
         self._unchecked.append(
@@ -181,6 +155,24 @@ class _Reading:
         except exception.CloudError as error:
             self._unchecked.append(f'{what}: {error}')
             return None
+
+
+def _request(cloud, flavor, profile, server):
+    """Return the named server, and the request for one with its flavor."""
+    profiles = cyborg.profiles(cloud)
+    found = asked = None
+    if server is not None:
+        found, asked = nova.server(cloud, server)
+    elif flavor is not None:
+        asked = nova.flavor(cloud, flavor)
+    if asked is not None:
+        profile, findings = request.profile_of(asked, profiles)
+    else:
+        findings = () if profile in profiles else (
+            request.unknown_profile(profile, profiles),)
+    made = request.make(asked, profile, profiles.get(profile or '', ()))
+    return found, dataclasses.replace(
+        made, findings=(*findings, *made.findings))
 
 
 def candidates(cloud: connection.Cloud, wanted: request.Request,

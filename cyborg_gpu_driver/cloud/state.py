@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import json
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -61,7 +60,7 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
     if everything or resources.Kind.FLAVOR in kinds:
         found += used_flavors(cloud, keys, everything)
     if everything or resources.Kind.REGISTERED in kinds:
-        found += limits_of_region(cloud)
+        found += limits(cloud)
     for item in wanted.items:
         if item.kind is resources.Kind.TEMPLATE:
             found += baremetal.templates(cloud, item.name)
@@ -160,15 +159,16 @@ def limit_scope(cloud: connection.Cloud) -> dict[str, str]:
             **({} if chosen is None else {'region_id': chosen})}
 
 
-def limits(cloud: connection.Cloud, scope: Mapping[str, str],
-           **query: str) -> list[resources.Existing]:
-    """Return registered limits and limits of a service in a region.
+def limits(cloud: connection.Cloud, **query: str
+           ) -> list[resources.Existing]:
+    """Return registered limits and limits of Nova in the user's region.
 
     Keystone's list for one region has no limits of other regions. A limit for
     no region at all is a separate limit.
 
     :param query: which limits of projects to return; all by default.
     """
+    scope = limit_scope(cloud)
     region = scope.get('region_id')
     found = [_limit(item, resources.RegisteredLimit(
         item['resource_name'], item['default_limit']))
@@ -178,12 +178,6 @@ def limits(cloud: connection.Cloud, scope: Mapping[str, str],
         item['resource_name'], item['project_id'], item['resource_limit']))
         for item in _complete(cloud, 'limits', **scope, **query)
         if item['project_id'] is not None and item['region_id'] == region]
-
-
-def limits_of_region(cloud: connection.Cloud, **query: str
-                     ) -> list[resources.Existing]:
-    """Return registered limits and limits of Nova in the user's region."""
-    return limits(cloud, limit_scope(cloud), **query)
 
 
 def usages(cloud: connection.Cloud, project: str) -> dict[str, int]:
@@ -305,7 +299,7 @@ class Writer:
             case resources.RegisteredLimit():
                 self._identity.create_registered_limit(
                     resource_name=item.name, default_limit=item.default,
-                    **self._scope, **_MARK)
+                    **limit_scope(self._cloud), **_MARK)
             case resources.Limit():
                 self._create_limit(item, _MARK)
             case resources.DeployTemplate():
@@ -400,7 +394,7 @@ class Writer:
         """
         gone: list[resources.Existing] = []
         try:
-            for other in limits(self._cloud, self._scope):
+            for other in limits(self._cloud):
                 if item.key in other.item.needs:
                     gone.append(other)
                     self._delete(other)
@@ -438,13 +432,13 @@ class Writer:
                       ) -> None:
         self._identity.create_limit(
             resource_name=item.resource, project_id=item.project,
-            resource_limit=item.value, **self._scope, **mark)
+            resource_limit=item.value, **limit_scope(self._cloud), **mark)
 
     def _update_limit(self, item: resources.Limit,
                       existing: resources.Existing) -> None:
         # A limit that was created again meanwhile has another ID.
         identity = {other.item.key: other.identity for other in limits(
-            self._cloud, self._scope)}.get(item.key, existing.identity)
+            self._cloud)}.get(item.key, existing.identity)
         self._identity.update_limit(identity, resource_limit=item.value,
                                     **_MARK)
 
@@ -455,7 +449,3 @@ class Writer:
         # not lost.
         for trait in sorted(item.traits - existing.item.traits):
             self._cloud.sdk.baremetal.add_node_trait(existing.identity, trait)
-
-    @functools.cached_property
-    def _scope(self) -> dict[str, str]:
-        return limit_scope(self._cloud)

@@ -58,9 +58,8 @@ class ExplainRequest(base.ShowOne):
 
     def take_action(self, parsed_args):
         self.found = question.answer(
-            self.cloud, question.Question(
-                parsed_args.flavor, parsed_args.device_profile,
-                parsed_args.server, parsed_args.host, parsed_args.project),
+            self.cloud, parsed_args.flavor, parsed_args.device_profile,
+            parsed_args.server, parsed_args.host, parsed_args.project,
             None if parsed_args.all else question.MOST, base.show_progress)
         self.code = int(not self.found.schedulable)
         document = self.found.document()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -27,6 +28,9 @@ from cyborg_gpu_driver.osc import base
 
 _NOT_DONE = 'not done'
 _KINDS = ('passthrough', 'vgpu', 'mig', 'nvlink')
+_SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
+                   for kind in ('MODEL', 'MEMORY', 'KIND', 'ARCH'))
+_NUMA = 'CUSTOM_GPU_NUMA_'
 _QUOTA_COLUMNS = ('Project', 'Project ID', 'Resource Class', 'Limit', 'Used',
                   'Free', 'Source')
 
@@ -63,10 +67,9 @@ class SyncProfile(base.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        wanted = definition.parse(*output.read_text(parsed_args.file))
-        wanted = wanted.resolved({
-            name: state.project(self.cloud, name)
-            for name in sorted(wanted.projects)})
+        wanted = definition.parse(
+            *output.read_text(parsed_args.file), functools.cache(
+                lambda name: state.project(self.cloud, name)))
         if wanted.nodes:
             baremetal.check_service(self.cloud)
         providers = placement.read_providers(
@@ -212,10 +215,10 @@ class ListProfile(base.Lister):
         return (('Profile', 'Resource Class', 'Traits', 'Hosts', 'GPUs',
                  'Total', 'Used', 'Reserved', 'Free', 'Device Profiles',
                  'Flavors'),
-                [_row(entry, device_profiles, flavors)
-                 for entry in hosts.catalogue(
+                [_row(label, nodes, parsed_args.numa, device_profiles, flavors)
+                 for label, nodes in hosts.catalogue(
                      found, parsed_args.host, parsed_args.model,
-                     parsed_args.kind, parsed_args.numa)])
+                     parsed_args.kind).items()])
 
     def _flavors(self):
         """Return flavors that name device profiles; None if Nova fails."""
@@ -228,15 +231,22 @@ class ListProfile(base.Lister):
             return None
 
 
-def _row(entry, device_profiles, flavors):
-    asking = hosts.profiles_asking(device_profiles, entry.resource_class)
+def _row(label, nodes, numa, device_profiles, flavors):
+    key = f'resources:{nodes[0].resource_class}'
+    asking = sorted(item.name for item in device_profiles
+                    if any(key in dict(group) for group in item.groups))
+    common = frozenset.intersection(*(node.traits for node in nodes))
     return (
-        entry.label, entry.resource_class,
-        output.Names(entry.traits), output.Names(entry.hosts), entry.gpus,
-        entry.total, entry.used, entry.reserved, entry.free,
+        label, nodes[0].resource_class,
+        output.Names(sorted(trait for trait in common if trait.startswith(
+            (*_SELECTING, _NUMA) if numa else _SELECTING))),
+        output.Names(sorted({node.host for node in nodes})),
+        len({(node.host, node.gpu) for node in nodes}),
+        *(sum(getattr(node, name) for node in nodes)
+          for name in ('total', 'used', 'reserved', 'free')),
         output.Names(asking),
-        output.Optional(None) if flavors is None
-        else output.Names(hosts.flavors_naming(flavors, asking)))
+        output.Optional(None) if flavors is None else output.Names(sorted(
+            flavor.name for flavor in flavors if flavor.profile in asking)))
 
 
 class ListFlavor(base.Lister):
@@ -279,7 +289,7 @@ class ShowQuota(base.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        limits = state.limits_of_region(self.cloud)
+        limits = state.limits(self.cloud)
         found: list[quota.Quota] = []
         name = parsed_args.project
         if name is None and not self.cloud.has_role():

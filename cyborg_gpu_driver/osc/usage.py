@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 
@@ -60,17 +61,31 @@ class ShowUsage(base.Lister):
         return parser
 
     def take_action(self, parsed_args):
+        if not parsed_args.prometheus_url:
+            raise exception.InvalidValue(
+                what='--prometheus-url', value='', expected='expected the URL '
+                f'of Prometheus, also in the environment variable {_URL}. The '
+                'page "GPU-hours" of the operator guide says what Prometheus '
+                'needs')
         start, end = moments.period(parsed_args.start, parsed_args.end)
-        source = _Prometheus(parsed_args.prometheus_url, parsed_args.timeout,
-                             start, end)
+        # The start is 0 for everything that is recorded.
+        span = f'{max(1, math.ceil(end - start))}s'
+        ask = functools.partial(
+            prometheus.query, parsed_args.prometheus_url,
+            seconds=parsed_args.timeout, at=end)
         labels = tuple(dict.fromkeys(
             label for key in parsed_args.by or ('project', 'profile')
             for label in _LABELS[key]))
         chosen = ''
         if parsed_args.project:
             chosen = f'project="{self._project(parsed_args.project)}"'
-        found = source.increase(labels, chosen)
-        self._say_missing(source)
+        # Several jobs may scrape an exporter, and must not count twice.
+        found = ask(
+            f'sum by ({", ".join(labels)}) (max by ({_SERIES}) '
+            f'(increase({_TIME}{{{chosen}}}[{span}])))', labels)
+        self._say_missing({host for host, in ask(
+            f'count by (Hostname) (count_over_time({_ALIVE}[{span}]))',
+            ('Hostname',))})
         names = self._names() if 'project' in labels else {}
         return (tuple(column for label in labels
                       for column in _COLUMNS.get(label, ()))
@@ -79,9 +94,8 @@ class ShowUsage(base.Lister):
              round(seconds / _HOUR, 4))
             for values, seconds in sorted(found.items())])
 
-    def _say_missing(self, source):
+    def _say_missing(self, known):
         """Name the hosts of which Prometheus has nothing in the period."""
-        known = source.hosts()
         for host in hosts.host_names(self.cloud):
             if host not in known:
                 base.say(f'Not counted: Prometheus has no metrics of host '
@@ -103,42 +117,6 @@ class ShowUsage(base.Lister):
         except exception.CloudError as error:
             base.say(str(error))
             return {}
-
-
-class _Prometheus:
-    """Answers for a period in seconds of the epoch; 0 is the first of all."""
-
-    def __init__(self, url: str | None, timeout: float, start: float,
-                 end: float):
-        if not url:
-            raise exception.InvalidValue(
-                what='--prometheus-url', value='', expected='expected the URL '
-                f'of Prometheus, also in the environment variable {_URL}. The '
-                'page "GPU-hours" of the operator guide says what Prometheus '
-                'needs')
-        self._url = url
-        self._timeout = timeout
-        self._end = end
-        self._range = f'{max(1, math.ceil(end - start))}s'
-
-    def increase(self, labels: tuple[str, ...], chosen: str
-                 ) -> dict[tuple[str, ...], float]:
-        """Return the seconds in the period, by the values of the labels."""
-        # Several jobs may scrape an exporter, and must not count twice.
-        return self._ask(labels, (
-            f'sum by ({", ".join(labels)}) (max by ({_SERIES}) '
-            f'(increase({_TIME}{{{chosen}}}[{self._range}])))'))
-
-    def hosts(self) -> frozenset[str]:
-        """Return the hosts whose exporters were scraped in the period."""
-        return frozenset(host for host, in self._ask(('Hostname',), (
-            f'count by (Hostname) (count_over_time({_ALIVE}'
-            f'[{self._range}]))')))
-
-    def _ask(self, labels: tuple[str, ...], query: str
-             ) -> dict[tuple[str, ...], float]:
-        return prometheus.query(self._url, query, labels, self._timeout,
-                                self._end)
 
 
 def _cells(labels, values, names):

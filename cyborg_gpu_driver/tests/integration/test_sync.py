@@ -102,7 +102,7 @@ class SyncTest(base.TestCase):
         self.assertEqual(set(), _NAMES & {
             existing.item.name for existing in (
                 *state.profiles(cloud), *state.flavors(cloud),
-                *state.limits(cloud, state.limit_scope(cloud)))})
+                *state.limits(cloud))})
 
     @scope.only_in_all
     def test_what_can_be_changed_is_changed_in_place(self):

@@ -149,7 +149,7 @@ class ReadTest(StateCase):
                          state.limit_scope(self.services.cloud))
         self.assertEqual(
             ['class:PGPU in None'], [one.identity for one in state.limits(
-                self.cloud, {'service_id': 'compute'})])
+                self.services.cloud)])
         del self.services.urls['compute']
         self.assertRaises(exception.CloudError, state.limit_scope,
                           self.services.cloud)
@@ -160,7 +160,7 @@ class ReadTest(StateCase):
             document = self.identity[path]
             self.identity[path] = {**document, 'truncated': True}
             self.assertIn('list_limit', str(self.assertRaises(
-                exception.CloudError, state.limits_of_region, self.cloud)))
+                exception.CloudError, state.limits, self.cloud)))
             self.identity[path] = document
 
     def test_answers_of_another_shape(self):

@@ -214,8 +214,8 @@ class FlatTest(AnswerCase):
             [(row['Project'], row['Limit'], row['Used'], row['Free'])
              for row in found['quota show']])
         (row,) = found['profile list']
-        self.assertEqual((1, ['gpus']), (row['GPUs'],
-                                         row['Device Profiles']))
+        self.assertEqual((1, ['gpus'], ['small']), tuple(
+            row[key] for key in ('GPUs', 'Device Profiles', 'Flavors')))
         (row,) = found['list']
         self.assertIs(True, row['Usable'])
         self.assertEqual(['ECC'], row['Problems'])

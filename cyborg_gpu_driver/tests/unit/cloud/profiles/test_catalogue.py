@@ -8,7 +8,6 @@ from oslotest import base
 
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import hosts
-from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests.unit.cloud import samples
 
 _MIG = 'CUSTOM_GPU_KIND_MIG'
@@ -34,15 +33,8 @@ _FOUND = (
 class EntriesTest(base.BaseTestCase):
 
     def entries(self, **filters):
-        return {entry.label: entry for entry in hosts.catalogue(
-            [one for one in _FOUND if one.resource_class], **filters)}
-
-    def test_an_entry(self):
-        self.assertEqual(hosts.CatalogueEntry(
-            '1g.10gb', 'CUSTOM_NVIDIA_1G_10GB', (_MIG,),
-            ('compute1', 'compute2'),
-            gpus=3, total=21, used=2, reserved=1, free=18),
-            self.entries()['1g.10gb'])
+        return hosts.catalogue(
+            [one for one in _FOUND if one.resource_class], **filters)
 
     def test_a_definition_file_can_name_each(self):
         found = self.entries()
@@ -50,38 +42,19 @@ class EntriesTest(base.BaseTestCase):
             ['1g.10gb', '1g.10gb.me', '2g.20gb', 'T4-2B',
              'nvlink-2_A100_PCIE_40GB', 'nvlink-2_H100_NVL', 'passthrough'],
             [*found])
-        for label, entry in found.items():
-            self.assertEqual(entry.resource_class,
-                             definition.profile_class(label))
+        for label, nodes in found.items():
+            self.assertEqual({definition.profile_class(label)},
+                             {node.resource_class for node in nodes})
 
     def test_filters(self):
-        self.assertEqual(14, self.entries(host='compute1')['1g.10gb'].total)
+        self.assertEqual(2, len(self.entries(host='compute1')['1g.10gb']))
         for model in ('h100', 'H100-PCIE', 'H100_PCIE'):
-            self.assertEqual(
-                [7], [entry.total for entry
-                      in self.entries(model=model).values()])
+            self.assertEqual({'1g.10gb': [_FOUND[2]]},
+                             self.entries(model_name=model))
         self.assertEqual(['passthrough'],
                          [*self.entries(kind='passthrough')])
-        self.assertEqual({}, self.entries(model='B200'))
+        self.assertEqual({}, self.entries(model_name='B200'))
 
     def test_one_without_an_inventory_offers_nothing(self):
         gone = dataclasses.replace(samples.provider(), inventories={})
-        self.assertEqual((), hosts.catalogue([gone]))
-
-
-class ReachTest(base.BaseTestCase):
-
-    def test_who_asks_for_a_class(self):
-        one = resources.group('PGPU')
-        two = resources.group('CUSTOM_NVIDIA_1G_10GB')
-        profiles = [resources.DeviceProfile('both', (one, two)),
-                    resources.DeviceProfile('a', (one,)),
-                    resources.DeviceProfile('b', (two,))]
-        self.assertEqual(('a', 'both'),
-                         hosts.profiles_asking(profiles, 'PGPU'))
-        flavors = [resources.Flavor(
-            name, 1, 1, 1, True, ((resources.PROFILE_KEY, profile),))
-            for name, profile in (('x', 'a'), ('y', 'b'), ('v', 'both'))]
-        flavors.append(resources.Flavor('plain', 1, 1, 1, True, ()))
-        self.assertEqual(('v', 'x'),
-                         hosts.flavors_naming(flavors, ('a', 'both')))
+        self.assertEqual({}, hosts.catalogue([gone]))

@@ -86,13 +86,13 @@ class DefinitionTest(base.BaseTestCase):
             '1 x whole GPU (80GB)', _parse(document).items[1].description)
 
     def test_projects(self):
-        found = _parse(_DOCUMENT)
-        self.assertEqual({'research', 'lab'}, found.projects)
-        resolved = found.resolved({'research': 'r', 'lab': 'l'})
-        self.assertEqual({'r', 'l'}, resolved.projects)
-        self.assertIn('remove one', str(self.assertRaises(
-            exception.InvalidValue, found.resolved,
-            {'research': 'r', 'lab': 'r'})))
+        text = json.dumps(_DOCUMENT)
+        found = definition.parse(text, '-', lambda name: name[0])
+        self.assertEqual({'r', 'l'}, found.items[3].projects)
+        # The file has one project by its name and by its UUID.
+        self.assertIn('of project r appears twice', str(self.assertRaises(
+            exception.DocumentError, definition.parse, text, '-',
+            lambda name: 'r')))
 
     def refusal(self, place, value):
         """The error for the document with another value at a place."""
