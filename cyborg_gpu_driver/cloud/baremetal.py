@@ -129,8 +129,9 @@ def make(profile: resources.DeviceProfile, nodes: Mapping[str, Any],
     forbidden: set[str] = set()
     for group in profile.groups:
         wanted.update(resources.classes(group))
-        required |= resources.traits(group, 'required')
-        forbidden |= resources.traits(group, 'forbidden')
+        needs, avoids = resources.traits(group)
+        required |= needs
+        forbidden |= avoids
     whole = wanted.pop(orc.PGPU, 0)
     if whole > 1 and not wanted and devices.indices is None:
         required.add(inventory.count_trait(whole))

@@ -29,6 +29,11 @@ _NOT_FOUND = 404
 _TIMEOUT = 60
 """Timeout of a request in seconds, unless the cloud's configuration sets one.
 """
+_VERSIONS = {'placement': '1.36'}
+"""The default microversions. That of Placement is the first with every
+parameter of Nova's query for candidates. It has ``reserved`` equal to
+``total`` (1.26), all providers of a tree (1.29), the candidates of one tree
+(1.31), and the usages of a project (1.9)."""
 _NAMES = {'accelerator': 'Cyborg', 'baremetal': 'Ironic', 'compute': 'Nova',
           'identity': 'Keystone', 'placement': 'Placement'}
 
@@ -112,12 +117,14 @@ class Cloud:
 
         :param service: the name of its proxy in openstacksdk: ``accelerator``,
             ``baremetal``, ``compute``, ``identity``, ``placement``.
-        :param version: the microversion; None for the service's lowest.
+        :param version: the microversion; by default the service's lowest, but
+            for Placement :data:`_VERSIONS`.
         :returns: the parsed JSON; None if the object does not exist (404).
         """
         with self.errors():
             response = getattr(self.sdk, service).get(
-                path, params=query, microversion=version)
+                path, params=query,
+                microversion=version or _VERSIONS.get(service))
             if response.status_code == _NOT_FOUND:
                 return None
             exceptions.raise_from_response(response)
@@ -133,7 +140,8 @@ class Cloud:
         """
         with self.errors():
             response = getattr(self.sdk, service).request(
-                path, method, json=body, microversion=version,
+                path, method, json=body,
+                microversion=version or _VERSIONS.get(service),
                 headers={'X-Service-Token': self.sdk.session.get_token()}
                 if as_service else {})
             exceptions.raise_from_response(response)

@@ -77,8 +77,7 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
             known.reason != cordon.FOR_A_MOVE):
         return gpu.cordons
     name = cordon.trait(new)
-    cloud.change('placement', 'PUT', f'/traits/{name}',
-                 version=placement.VERSION)
+    cloud.change('placement', 'PUT', f'/traits/{name}')
     gone = set()
     for offer in gpu.offers:
         gone |= _set_trait(cloud, offer.uuid, name)
@@ -163,27 +162,21 @@ def _act(cloud, gpu, action, status):
     Cyborg changes the status first. Then it answers 500 if no deployable has
     the database ID of the device.
     """
-    uuid = _device(gpu).uuid
-    failure = None
+    path = f'/devices/{_device(gpu).uuid}'
     try:
-        cloud.change('accelerator', 'POST', f'/devices/{uuid}/{action}',
+        cloud.change('accelerator', 'POST', f'{path}/{action}',
                      version=cyborg.STATUS_VERSION)
-    except exception.CloudError as error:
-        failure = error
-    if failure is None:
-        return
-    answer = cloud.ask('accelerator', f'/devices/{uuid}',
-                       cyborg.STATUS_VERSION)
-    if answer is None or answer['status'] != status:
-        raise failure
+    except exception.CloudError:
+        answer = cloud.ask('accelerator', path, cyborg.STATUS_VERSION)
+        if answer is None or answer['status'] != status:
+            raise
 
 
 def _forget(cloud, traits):
     """Delete traits, except those that a provider still has."""
     for name in sorted(traits):
         try:
-            cloud.change('placement', 'DELETE', f'/traits/{name}',
-                         version=placement.VERSION)
+            cloud.change('placement', 'DELETE', f'/traits/{name}')
         except exception.CloudError as error:
             # Another GPU that was cordoned at the same time still has it.
             if not isinstance(error.__cause__, (
@@ -199,7 +192,7 @@ def _set_trait(cloud, provider, name=None):
     """
     path = f'/resource_providers/{provider}/traits'
     for attempt in range(1, _WRITES + 1):
-        answer = cloud.ask('placement', path, placement.VERSION)
+        answer = cloud.ask('placement', path)
         if answer is None:
             return set()
         present = set(answer['traits'])
@@ -211,7 +204,7 @@ def _set_trait(cloud, provider, name=None):
         body = {'traits': sorted(wanted), 'resource_provider_generation':
                 answer['resource_provider_generation']}
         try:
-            cloud.change('placement', 'PUT', path, body, placement.VERSION)
+            cloud.change('placement', 'PUT', path, body)
             return gone
         except exception.CloudError as error:
             if attempt == _WRITES or not isinstance(
@@ -222,8 +215,7 @@ def _set_trait(cloud, provider, name=None):
 
 def _consumers(cloud, provider):
     answer = cloud.ask('placement',
-                       f'/resource_providers/{provider}/allocations',
-                       placement.VERSION)
+                       f'/resource_providers/{provider}/allocations')
     return () if answer is None else tuple(answer['allocations'])
 
 

@@ -15,6 +15,7 @@ A host is a compute node as Cyborg names it.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -118,83 +119,69 @@ class AcceleratorRequest(accelerator_request.AcceleratorRequest):
         return self.state != _INITIAL and self.device_rp_uuid is not None
 
 
-class _Watch:
-    """Asks a cloud about one host repeatedly."""
+class Watch:
+    """Asks a cloud about one host repeatedly.
 
-    problem: str
-    """Logged once for each reason why the answer is unknown."""
+    :param problem: logged once for each reason why the answer is unknown.
+    """
 
-    def __init__(self, host: str):
-        self._host = host
-        self._cloud: connection.Cloud | None = None
+    def __init__(self, connect: Callable[[], connection.Cloud],
+                 ask: Callable[[connection.Cloud], Any], problem: str):
+        self.connect = functools.cache(connect)
+        self._ask = ask
+        self._problem = problem
         self._said = log_once.LogOnce()
-
-    def connect(self) -> connection.Cloud:
-        """Return the cloud to ask."""
-        raise NotImplementedError
-
-    def ask(self, cloud: connection.Cloud) -> Any:
-        """Return the answer of the cloud."""
-        raise NotImplementedError
 
     def read(self) -> Any:
         """Return the answer; None if it is unknown."""
         try:
-            if self._cloud is None:
-                self._cloud = self.connect()
-            with self._cloud.errors():
-                found = self.ask(self._cloud)
+            cloud = self.connect()
+            with cloud.errors():
+                found = self._ask(cloud)
         except Exception as error:
             # The report of the GPUs must not depend on this request.
             reason = exception.steady(error)
             if self._said.is_new(reason):
-                LOG.warning(self.problem, reason)
+                LOG.warning(self._problem, reason)
             return None
         self._said.over()
         return found
 
 
-class DisabledWatch(_Watch):
+class DisabledWatch(Watch):
     """Reads which GPUs of one host are disabled.
 
     :param conf: with the user of ``[gpu_cloud]``. Without one, the watch asks
         Cyborg as the user that ``[placement]`` names.
     """
 
-    problem = ('Cannot read from Cyborg which devices are disabled: %s. The '
-               'last known answer stays in effect. The user of [gpu_cloud], '
-               'or of [placement] if that is unset, needs the role admin.')
-
     def __init__(self, conf: cfg.ConfigOpts, host: str):
-        super().__init__(host)
-        self._conf = conf
-
-    def connect(self) -> connection.Cloud:
-        return connection.Cloud.of_section(
-            self._conf, connection.SECTION
-            if connection.is_configured(self._conf) else _SECTION)
-
-    def ask(self, cloud: connection.Cloud) -> frozenset[model.PciAddress]:
-        return disabled(cloud, self._host)
+        super().__init__(
+            lambda: connection.Cloud.of_section(
+                conf, connection.SECTION
+                if connection.is_configured(conf) else _SECTION),
+            lambda cloud: disabled(cloud, host),
+            'Cannot read from Cyborg which devices are disabled: %s. The last '
+            'known answer stays in effect. The user of [gpu_cloud], or of '
+            '[placement] if that is unset, needs the role admin.')
 
 
-class RequestWatch(_Watch):
+class RequestWatch(Watch):
     """Reads what the accelerator requests hold on one host.
 
     :param conf: with ``[gpu_cloud]``. Without a user, nothing is read.
     """
 
-    problem = 'Cannot read the accelerator requests: %s'
-
     def __init__(self, conf: cfg.ConfigOpts, host: str):
-        super().__init__(host)
+        super().__init__(
+            functools.partial(connection.Cloud.of_section, conf,
+                              connection.SECTION),
+            self._claims, 'Cannot read the accelerator requests: %s')
         self._conf = conf
+        self._host = host
         self._is_first = True
 
-    def connect(self) -> connection.Cloud:
-        return connection.Cloud.of_section(self._conf, connection.SECTION)
-
-    def ask(self, cloud: connection.Cloud) -> reconcile.Requests | None:
+    def _claims(self, cloud: connection.Cloud) -> reconcile.Requests | None:
         is_first, self._is_first = self._is_first, False
         if is_first and not _has_device(cloud, self._host):
             # Cyborg creates the devices of a new host after its first report.

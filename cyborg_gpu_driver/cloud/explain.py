@@ -199,8 +199,7 @@ def _group(group: request.Group, candidates: Sequence[Candidate],
     for name, amount in group.resources.items():
         free = [item.provider.inventories[name].free for item in candidates
                 if name in item.provider.inventories
-                and group.required <= item.provider.traits
-                and not group.forbidden & item.provider.traits]
+                and item.provider.suits(group.required, group.forbidden)]
         if free and max(free) < amount <= sum(free):
             yield Finding(
                 Reason.COUNT_SPLIT, tree.name,

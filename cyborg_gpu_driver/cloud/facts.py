@@ -63,7 +63,6 @@ class Node:
     inventories: Mapping[str, Inventory] = dataclasses.field(
         default_factory=dict)
     traits: frozenset[str] = frozenset()
-    aggregates: frozenset[str] = frozenset()
     holders: Mapping[str, Mapping[str, int]] = dataclasses.field(
         default_factory=dict)
     root: str = ''
@@ -126,6 +125,11 @@ class Node:
                      for trait in sorted(self.traits)
                      if trait.startswith(prefix)), None)
 
+    def suits(self, required: frozenset[str], forbidden: frozenset[str]
+              ) -> bool:
+        """Whether it has these traits, and none of the others."""
+        return required <= self.traits and not forbidden & self.traits
+
     @property
     def numa_node(self) -> int | None:
         """The GPU's NUMA node; None if no trait names one."""
@@ -151,14 +155,10 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A compute node's provider tree.
-
-    :ivar shared: providers outside the tree that share resources with it.
-    """
+    """A compute node's provider tree, without what other providers share."""
 
     root: Node
     below: tuple[Node, ...] = ()
-    shared: tuple[Node, ...] = ()
 
     @property
     def name(self) -> str:
@@ -167,8 +167,8 @@ class Tree:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All providers from which a server on this host can get resources."""
-        return (self.root, *self.below, *self.shared)
+        """All providers of the tree."""
+        return (self.root, *self.below)
 
     def neighbours(self, node: Node) -> Iterator[Node]:
         """Return the providers of the other profiles of the same GPU."""

@@ -118,8 +118,7 @@ class Fleet:
                     if offer.resource_class == resource_class}
         suits = frozenset(
             place for place, offer in of_class.items()
-            if resources.traits(asked, 'required') <= offer.traits
-            and not resources.traits(asked, 'forbidden') & offer.traits)
+            if offer.suits(*resources.traits(asked)))
         labels = {of_class[place].label for place in suits}
         if len(labels) != 1:
             return None

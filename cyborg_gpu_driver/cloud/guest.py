@@ -53,8 +53,8 @@ def whole_gpus(groups: Iterable[request.Group], nodes: Iterable[facts.Node]
     nodes = [node for node in nodes if node.fact('KIND') in _KINDS]
     gpus = memory = 0
     for group in groups:
-        able = [node for node in nodes if group.required <= node.traits
-                and not group.forbidden & node.traits
+        able = [node for node in nodes
+                if node.suits(group.required, group.forbidden)
                 and group.resources.keys() & node.inventories.keys()]
         gpus += max((vgpu_name.group_size(node.label) or 1
                      for node in able), default=0) * sum(

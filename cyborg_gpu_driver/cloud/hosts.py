@@ -40,24 +40,51 @@ _Found = TypeVar('_Found')
 class Gpu:
     """A GPU and the providers that offer it.
 
-    :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if no trait has it.
-        For a GPU with several roles, the role that servers use, or ``AUTO``
-        if no server uses the GPU.
-    :ivar conditions: its health conditions from its traits, such as
-        ``XID_79``.
     :ivar device: the device in Cyborg; None if there is none, or if it is
         unknown.
     """
 
     address: str
-    mode: str | None
-    model: str | None
-    numa: int | None
-    conditions: tuple[str, ...]
     offers: tuple[facts.Node, ...]
     device: cyborg.Device | None = None
-    roles: tuple[str, ...] = ()
-    """The modes that the GPU can have, if there are several."""
+
+    def _fact(self, kind: str) -> str | None:
+        return next((fact for fact in (
+            offer.fact(kind) for offer in self.offers) if fact), None)
+
+    @property
+    def model(self) -> str | None:
+        """As in the trait; None if no trait has it."""
+        return self._fact('MODEL')
+
+    @property
+    def numa(self) -> int | None:
+        """The NUMA node."""
+        return self.offers[0].numa_node
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The modes that the GPU can have, if there are several."""
+        kinds = {offer.fact('KIND') for offer in self.offers} - {None}
+        return tuple(sorted(filter(None, kinds))) if len(kinds) > 1 else ()
+
+    @property
+    def mode(self) -> str | None:
+        """``PASSTHROUGH``, ``VGPU``, ``MIG``; None if no trait has it.
+
+        For a GPU with several roles, the role that servers use, or ``AUTO``
+        if no server uses the GPU.
+        """
+        if not self.roles:
+            return self._fact('KIND')
+        return next((offer.fact('KIND') for offer in self.offers
+                     if offer.used), 'AUTO')
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The health conditions from its traits, such as ``XID_79``."""
+        return tuple(sorted({reason for offer in self.offers
+                             for reason in offer.conditions}))
 
     @property
     def cordons(self) -> cordon.Cordons:
@@ -190,30 +217,8 @@ def _gpus(offers: Sequence[facts.Node],
     gpus: dict[str, list[facts.Node]] = {}
     for offer in offers:
         gpus.setdefault(offer.gpu, []).append(offer)
-    return tuple(
-        Gpu(address, _mode(of_gpu), _fact(of_gpu, 'MODEL'),
-            of_gpu[0].numa_node,
-            tuple(sorted({reason for offer in of_gpu
-                          for reason in offer.conditions})), tuple(of_gpu),
-            by_address.get(address), _roles(of_gpu))
-        for address, of_gpu in sorted(gpus.items()))
-
-
-def _roles(offers: Sequence[facts.Node]) -> tuple[str, ...]:
-    kinds = {kind for kind in (offer.fact('KIND') for offer in offers)
-             if kind is not None}
-    return tuple(sorted(kinds)) if len(kinds) > 1 else ()
-
-
-def _mode(offers: Sequence[facts.Node]) -> str | None:
-    if not _roles(offers):
-        return _fact(offers, 'KIND')
-    return _fact([offer for offer in offers if offer.used], 'KIND') or 'AUTO'
-
-
-def _fact(offers: Sequence[facts.Node], kind: str) -> str | None:
-    return next((fact for fact in (offer.fact(kind) for offer in offers)
-                 if fact is not None), None)
+    return tuple(Gpu(address, tuple(of_gpu), by_address.get(address))
+                 for address, of_gpu in sorted(gpus.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,8 +296,7 @@ def _amount(group: resources.Group) -> tuple[str, int]:
 def _fits(group: resources.Group, one: facts.Node, left: int) -> bool:
     resource_class, count = _amount(group)
     return (one.resource_class == resource_class and left >= count
-            and resources.traits(group, 'required') <= one.traits
-            and not resources.traits(group, 'forbidden') & one.traits)
+            and one.suits(*resources.traits(group)))
 
 
 def catalogue(found: Iterable[facts.Node], host: str | None = None,

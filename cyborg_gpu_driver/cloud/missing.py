@@ -19,10 +19,6 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report.content import names
 
-_TOKEN = re.compile(r'service token|\b403\b|forbidden', re.I)
-_BIND = re.compile(r'failed to bind accelerator requests', re.I)
-_GETTING = re.compile(r'failure getting accelerator', re.I)
-_NO_HOST = re.compile(r'no valid host', re.I)
 _ISOLATION = 'filter_tenant_id'
 _SPECS = 'aggregate_instance_extra_specs:'
 _KIND = re.compile(r'CUSTOM_GPU_[A-Z]+_')
@@ -31,6 +27,25 @@ _HEALTH = 'see "cyborg-gpu doctor" on {host}'
 
 Finding = request.Finding
 Reason = request.Reason
+
+_FAULTS = (
+    ('no valid host', Reason.NO_VALID_HOST, '', 'see below what is missing'),
+    ('failed to bind accelerator requests'
+     r'(?=.*(service token|\b403\b|forbidden))', Reason.SERVICE_TOKEN, '',
+     'set [service_user] send_service_user_token = true in nova.conf of '
+     'nova-conductor and nova-compute, with a user that has the role service'),
+    ('failure getting accelerator', Reason.NO_NETWORK,
+     ' Nova 34.0 reports this if the server was created without any network, '
+     'and if a bind fails or takes longer than [compute] arq_binding_timeout',
+     'give a network, or --network none; otherwise find the bind in the logs '
+     'of cyborg-conductor, and of cyborg-agent on the host'),
+    ('failed to bind accelerator requests', Reason.BIND_FAILED, '',
+     'check that cyborg-agent runs on the host, find the bind in its log and '
+     'in the log of cyborg-conductor, and run "cyborg-gpu doctor" on the '
+     'host'),
+    ('.', Reason.SERVER_FAULT, '',
+     'see the log of nova-compute on the host'))
+"""By a pattern of the text: the reason, what to add, and the remedy."""
 
 
 def of_request(wanted: request.Request, known: facts.Facts
@@ -65,34 +80,11 @@ def fault(server: facts.Server, known: facts.Facts
             f'Cyborg knows only {", ".join(sorted(hosts)) or "no host"}',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
             'of Nova; run "cyborg-gpu doctor" on that host', blocks=False)
-    if _NO_HOST.search(text):
-        yield Finding(Reason.NO_VALID_HOST, server.name, named,
-                      'see below what is missing', blocks=False)
-    elif _BIND.search(text) and _TOKEN.search(text):
-        yield Finding(
-            Reason.SERVICE_TOKEN, server.name, named,
-            'set [service_user] send_service_user_token = true in nova.conf '
-            'of nova-conductor and nova-compute, with a user that has the '
-            'role service',
-            blocks=False)
-    elif _GETTING.search(text):
-        yield Finding(
-            Reason.NO_NETWORK, server.name,
-            named + ' Nova 34.0 reports this if the server was created '
-            'without any network, and if a bind fails or takes longer than '
-            '[compute] arq_binding_timeout',
-            'give a network, or --network none; otherwise find the bind in '
-            'the logs of cyborg-conductor, and of cyborg-agent on the host',
-            blocks=False)
-    elif _BIND.search(text):
-        yield Finding(
-            Reason.BIND_FAILED, server.name, named,
-            'check that cyborg-agent runs on the host, find the bind in its '
-            'log and in the log of cyborg-conductor, and run "cyborg-gpu '
-            'doctor" on the host', blocks=False)
-    elif text:
-        yield Finding(Reason.SERVER_FAULT, server.name, named,
-                      'see the log of nova-compute on the host', blocks=False)
+    for pattern, reason, more, remedy in _FAULTS:
+        if re.search(pattern, text, re.I):
+            yield Finding(reason, server.name, named + more, remedy,
+                          blocks=False)
+            return
 
 
 def _flavor(flavor: request.Flavor | None, project: str | None
@@ -204,7 +196,8 @@ def of_host(wanted: request.Request, tree: facts.Tree, known: facts.Facts
     """Yield what a host lacks, beside what its accelerators lack."""
     yield from _root_traits(wanted, tree, known)
     yield from _service(tree, known)
-    yield from _own(wanted.own, tree)
+    if tree.root.uuid not in known.answer.options:
+        yield from _own(wanted.own, tree)
     yield from _aggregates(wanted, tree, known)
     yield from _devices(wanted, tree, known)
 

@@ -266,7 +266,8 @@ def read(cloud: connection.Cloud,
     """
     arqs = tuple(cyborg.requests(cloud))
     hosts = placement.accelerator_trees(cloud, arqs, progress)
-    _check_same(cloud, hosts, arqs)
+    if hosts or any(arq.instance_uuid for arq in arqs):
+        _check_nova(cloud, {tree.root.uuid: tree.name for tree in hosts})
     servers = nova.known_servers(
         cloud, consumers_of(hosts) | {
             arq.instance_uuid for arq in arqs if arq.instance_uuid})
@@ -295,19 +296,18 @@ def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
         _remove_request(cloud, orphan)
 
 
-def _check_same(cloud: connection.Cloud, hosts: Collection[facts.Tree],
-                arqs: Iterable[cyborg.AcceleratorRequest]) -> None:
+def _check_nova(cloud: connection.Cloud, hosts: Mapping[str, str]) -> None:
     """Make sure that Nova belongs to the same region as the other services.
 
     Nova of another region would know none of the servers.
+
+    :param hosts: names of compute nodes by the UUIDs of their providers.
     """
-    known = nova.services(cloud)
-    if ((hosts or any(arq.instance_uuid for arq in arqs))
-            and not any(tree.root.uuid in known for tree in hosts)):
+    if not hosts.keys() & nova.services(cloud).keys():
         raise cloud.error(
             'Nova has none of the compute nodes that have accelerators in '
-            f'Placement ({", ".join(tree.name for tree in hosts) or "none"}); '
-            'check that it is the Nova of this region')
+            f'Placement ({", ".join(hosts.values()) or "none"}); check that '
+            'it is the Nova of this region')
 
 
 def _remove_request(cloud: connection.Cloud, orphan: Orphan) -> None:
@@ -333,7 +333,7 @@ def _remove_request(cloud: connection.Cloud, orphan: Orphan) -> None:
 
 def _remove_allocation(cloud: connection.Cloud, orphan: Orphan) -> None:
     path = f'/allocations/{orphan.subject}'
-    answer = cloud.ask('placement', path, placement.VERSION)
+    answer = cloud.ask('placement', path)
     if not answer['allocations']:
         return
     body = {'allocations': {}, **{key: answer[key] for key in (
@@ -346,12 +346,12 @@ def _remove_allocation(cloud: connection.Cloud, orphan: Orphan) -> None:
         raise _kept(orphan, f'accelerator request {held[0]} must be deleted '
                     'first')
     # The generation makes this fail if the allocation has changed since.
-    cloud.change('placement', 'PUT', path, body, placement.VERSION)
+    cloud.change('placement', 'PUT', path, body)
 
 
 def _remove_provider(cloud: connection.Cloud, orphan: Orphan) -> None:
     path = f'/resource_providers/{orphan.subject}'
-    answer = cloud.ask('placement', f'{path}/traits', placement.VERSION)
+    answer = cloud.ask('placement', f'{path}/traits')
     if answer is None:
         return
     if orphan.kind is Kind.WITHDRAWN_PROVIDER and (
@@ -387,11 +387,11 @@ class Finisher:
     def __init__(self, connect: Callable[[], connection.Cloud] | None,
                  host: str, grace: float,
                  clock: Callable[[], float] = time.monotonic):
-        self._connect = connect
-        self._host = host
+        self._watch = connect and cyborg.Watch(
+            connect, lambda cloud: gone(cloud, host),
+            'Cannot find accelerator requests of deleted servers: %s')
         self._grace = max(grace, _RARELY)
         self._clock = clock
-        self._cloud: connection.Cloud | None = None
         self._looked: float | None = None
         self._gone: tuple[Orphan, ...] = ()
         self._said = log_once.LogOnce()
@@ -401,23 +401,13 @@ class Finisher:
 
         Never raises.
         """
-        if self._connect is None or (
+        if self._watch is None or (
                 self._looked is not None
                 and self._clock() - self._looked < self._grace):
             return
-        before, self._gone = self._gone, ()
-        try:
-            if self._cloud is None:
-                self._cloud = self._connect()
-            with self._cloud.errors():
-                self._gone = gone(self._cloud, self._host)
-        except Exception as error:
-            # The report of the GPUs must not depend on this check.
-            self._say('Cannot find accelerator requests of deleted servers: '
-                      + exception.steady(error))
-        else:
-            for orphan in lasting(before, self._gone):
-                self._finish(self._cloud, orphan)
+        before, self._gone = self._gone, self._watch.read() or ()
+        for orphan in lasting(before, self._gone):
+            self._finish(self._watch.connect(), orphan)
         self._looked = self._clock()
 
     def _finish(self, cloud: connection.Cloud, orphan: Orphan) -> None:
@@ -425,17 +415,15 @@ class Finisher:
             with cloud.errors():
                 remove(cloud, orphan)
         except Exception as error:
-            self._say(f'Accelerator request {orphan.subject} of deleted '
-                      f'server {orphan.server} cannot be deleted: '
-                      + exception.steady(error))
+            message = (f'Accelerator request {orphan.subject} of deleted '
+                       f'server {orphan.server} cannot be deleted: '
+                       + exception.steady(error))
+            if self._said.is_new(message, about=message):
+                LOG.warning('%s', message)
         else:
             LOG.info('Deleted accelerator request %(arq)s of server '
                      '%(server)s, which no longer exists',
                      {'arq': orphan.subject, 'server': orphan.server})
-
-    def _say(self, message: str) -> None:
-        if self._said.is_new(message, about=message):
-            LOG.warning('%s', message)
 
 
 def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
@@ -454,20 +442,13 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
             if not _has_allocation(cloud, server)}
     if not left:
         return ()
-    _check_nova(cloud, host)
+    _check_nova(cloud, {item['uuid']: host for item
+                        in placement.listed(cloud, name=host)})
     left -= set(nova.known_servers(cloud, left))
     left -= nova.migrations(cloud, left)
     return tuple(_of_gone(arq) for arq in bound if arq.instance_uuid in left)
 
 
 def _has_allocation(cloud: connection.Cloud, server: str) -> bool:
-    answer = cloud.ask('placement', f'/allocations/{server}',
-                       placement.VERSION)
+    answer = cloud.ask('placement', f'/allocations/{server}')
     return bool(answer['allocations'])
-
-
-def _check_nova(cloud: connection.Cloud, host: str) -> None:
-    roots = {item['uuid'] for item in placement.listed(cloud, name=host)}
-    if not roots & nova.services(cloud).keys():
-        raise cloud.error(f'Nova has no compute node {host}; check that it is '
-                          'the Nova of this region')

@@ -34,10 +34,6 @@ from cyborg_gpu_driver.report.content import names
 AT_ONCE = 8
 """Number of parallel requests; Placement answers each in about 10 ms."""
 
-VERSION = '1.36'
-"""The first microversion with every parameter of Nova's query for candidates.
-Has ``reserved`` equal to ``total`` (1.26), all providers of a tree (1.29) and
-the candidates of one tree (1.31)."""
 _OF_A_HOST = (orc.MEMORY_MB, orc.VCPU, orc.DISK_GB)
 """Resource classes of a compute node; one of them nearly always has capacity.
 """
@@ -65,7 +61,7 @@ def at_once(function: Callable[[_Item], _Found], items: Collection[_Item],
 
 def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
     """Return the resource providers that Placement lists."""
-    answer = cloud.ask('placement', '/resource_providers', VERSION, **query)
+    answer = cloud.ask('placement', '/resource_providers', **query)
     found = list(answer['resource_providers'])
     if not all(isinstance(item[key], str) for item in found
                for key in ('uuid', 'name', 'root_provider_uuid')):
@@ -86,7 +82,7 @@ def tree_summaries(cloud: connection.Cloud, root: str
     :returns: an empty mapping if the compute node is completely full.
     """
     for resource_class in _OF_A_HOST:
-        answer = cloud.ask('placement', '/allocation_candidates', VERSION,
+        answer = cloud.ask('placement', '/allocation_candidates',
                            resources=f'{resource_class}:1', in_tree=root,
                            limit='1')
         found = {} if answer is None else dict(
@@ -105,8 +101,7 @@ def provider_parts(cloud: connection.Cloud, item: Mapping[str, Any],
     told = {}
     for part in parts:
         answer = cloud.ask('placement',
-                           f'/resource_providers/{item["uuid"]}/{part}',
-                           VERSION)
+                           f'/resource_providers/{item["uuid"]}/{part}')
         if answer is None:
             return None
         told[part] = answer[part]
@@ -236,15 +231,8 @@ def read_trees(cloud: connection.Cloud, roots: Collection[str],
     :param records: the records of Cyborg, as far as they are known.
     """
     reader = _Reader(cloud, wanted, records or Records())
-    sharing = [reader.exact(item) for item in listed(
-        cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)]
-    shared = [node for node in sharing if node is not None]
-    found = at_once(
-        lambda root: reader.tree(
-            root, listed(cloud, in_tree=root), shared),
-        roots, progress)
-    return tuple(sorted((tree for tree in found if tree is not None),
-                        key=lambda tree: tree.name))
+    return reader.trees(roots, lambda root: listed(cloud, in_tree=root),
+                        progress)
 
 
 def accelerator_trees(cloud: connection.Cloud,
@@ -260,7 +248,7 @@ def accelerator_trees(cloud: connection.Cloud,
     :param arqs: the accelerator requests of the cloud. If the number of those
         that are bound to a provider equals its usage in Placement, their
         servers are its holders.
-    :returns: trees without exact inventories and without shared providers.
+    :returns: trees without exact inventories.
     """
     reader = _Reader(cloud, request.Request(), Records({}, arqs))
     below = of_cyborg(cloud)
@@ -269,11 +257,8 @@ def accelerator_trees(cloud: connection.Cloud,
     for root in below.keys() - nodes.keys():
         nodes.update((item['uuid'], item) for item
                      in listed(cloud, uuid=root))
-    found = at_once(
-        lambda root: reader.tree(root, [nodes[root], *below[root]]),
-        [root for root in below if root in nodes], progress)
-    return tuple(sorted((tree for tree in found if tree is not None),
-                        key=lambda tree: tree.name))
+    return reader.trees([root for root in below if root in nodes],
+                        lambda root: [nodes[root], *below[root]], progress)
 
 
 def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
@@ -309,23 +294,22 @@ class _Reader:
         self._records = records
         self._with_holders = holders
 
-    def tree(self, root, items, shared=()):
-        """Return the tree of a compute node; None if it no longer exists.
+    def trees(self, roots, items, progress):
+        """Return the trees of compute nodes that still exist, by name.
 
-        :param items: the providers of the tree as Placement lists them.
-        :param shared: all sharing providers.
+        :param items: returns the providers of a tree as Placement lists them.
         """
-        nodes = self.nodes(root, items)
-        mine = {node.uuid for node in nodes}
-        if root not in mine:
-            return None
-        aggregates = self._aggregates(root, shared)
-        return facts.Tree(
-            next(node for node in nodes if node.uuid == root),
-            tuple(sorted((node for node in nodes if node.uuid != root),
-                         key=lambda node: node.name)),
-            tuple(node for node in shared if node.aggregates & aggregates
-                  and node.uuid not in mine))
+        found = at_once(lambda root: self._tree(self.nodes(root, items(root))),
+                        roots, progress)
+        return tuple(sorted((tree for tree in found if tree is not None),
+                            key=lambda tree: tree.name))
+
+    @staticmethod
+    def _tree(nodes):
+        root = next((node for node in nodes if node.uuid == node.root), None)
+        return root and facts.Tree(root, tuple(sorted(
+            (node for node in nodes if node is not root),
+            key=lambda node: node.name)))
 
     def nodes(self, root, items):
         """Return some providers of a compute node that still exist."""
@@ -339,7 +323,7 @@ class _Reader:
         """Read a provider part by part; None if it no longer exists."""
         told = provider_parts(
             self._cloud, item,
-            ('inventories', 'allocations', 'traits', 'aggregates'))
+            ('inventories', 'allocations', 'traits'))
         if told is None:
             return None
         held = {consumer: allocation['resources'] for consumer, allocation
@@ -349,7 +333,7 @@ class _Reader:
                 name: _inventory(inventory, sum(
                     resources.get(name, 0) for resources in held.values()))
                 for name, inventory in told['inventories'].items()},
-            frozenset(told['traits']), frozenset(told['aggregates']),
+            frozenset(told['traits']),
             held if self._with_holders else {}, item['root_provider_uuid'])
 
     def _node(self, item, summary):
@@ -389,25 +373,11 @@ class _Reader:
                     in collections.Counter(bound).items()}
         return _allocations(self._cloud, item['uuid']) if used else {}
 
-    def _aggregates(self, root, shared):
-        """The aggregates of a tree that contain sharing providers."""
-        every = frozenset().union(*(node.aggregates for node in shared))
-        if not every:
-            return every
-        return frozenset().union(*(
-            told['aggregates'] for told in (
-                provider_parts(self._cloud, item, ('aggregates',))
-                for item in listed(
-                    self._cloud, in_tree=root,
-                    member_of='in:' + ','.join(sorted(every))))
-            if told is not None))
-
 
 def _allocations(cloud, uuid):
     """The resources that each consumer has of a provider."""
     answered = cloud.ask(
-        'placement', f'/resource_providers/{uuid}/allocations',
-        VERSION)
+        'placement', f'/resource_providers/{uuid}/allocations')
     return {} if answered is None else {
         consumer: allocation['resources'] for consumer, allocation
         in answered['allocations'].items()}

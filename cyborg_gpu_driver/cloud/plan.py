@@ -134,15 +134,14 @@ def _missing(group: resources.Group, found: Collection[facts.Node],
 
     Capacity that is in use now counts, because it may be free later.
     """
-    required = resources.traits(group, 'required')
-    forbidden = resources.traits(group, 'forbidden')
+    traits = resources.traits(group)
     for resource_class, count in resources.classes(group).items():
         if resource_class not in offered:
             return (f'no GPU offers {resource_class}; there are '
                     + (', '.join(sorted(offered)) or 'none'))
         if not any(one.resource_class == resource_class
-                   and one.total >= count and required <= one.traits
-                   and not forbidden & one.traits for one in found):
+                   and one.total >= count and one.suits(*traits)
+                   for one in found):
             return (f'no GPU that offers {resource_class} meets the request: '
                     + resources.describe(group))
     return ''

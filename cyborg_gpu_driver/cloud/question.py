@@ -183,7 +183,7 @@ def candidates(cloud: connection.Cloud, wanted: request.Request,
     query = wanted.query(root)
     try:
         found = cloud.ask('placement', '/allocation_candidates',
-                          placement.VERSION, **query)
+                          **query)
     except exception.CloudError as error:
         if isinstance(error.__cause__, exceptions.BadRequestException):
             return facts.Answer(refusal=_refusal(error.__cause__))
@@ -207,14 +207,14 @@ def unknown_traits(cloud: connection.Cloud, wanted: request.Request
         group.required | group.forbidden for group in wanted.groups))
     if not asked:
         return frozenset()
-    found = cloud.ask('placement', '/traits', placement.VERSION,
+    found = cloud.ask('placement', '/traits',
                       name='in:' + ','.join(sorted(asked)))
     return asked - set(found['traits'])
 
 
 def classes(cloud: connection.Cloud) -> frozenset[str]:
     """Return all resource classes that Placement knows."""
-    found = cloud.ask('placement', '/resource_classes', placement.VERSION)
+    found = cloud.ask('placement', '/resource_classes')
     return frozenset(item['name'] for item in found['resource_classes'])
 
 

@@ -52,32 +52,22 @@ def is_gpu(resource_class: str) -> bool:
     return resource_class == orc.PGPU or resource_class.startswith(_CUSTOM)
 
 
-def defaults(limits: Iterable[resources.Existing]) -> Iterator[Quota]:
-    """Yield the registered limits of GPUs, sorted by resource class."""
-    for name, value in sorted(_registered(limits).items()):
-        yield Quota(None, name, _limited(value), False, None)
-
-
-def of_project(project: str, limits: Iterable[resources.Existing],
+def of_project(project: str | None, limits: Iterable[resources.Existing],
                usages: Mapping[str, int]) -> Iterator[Quota]:
-    """Yield a project's quotas, sorted by resource class."""
-    limits = list(limits)
-    registered = _registered(limits)
-    own = {_class(item.resource): item.value
-           for item in (existing.item for existing in limits)
+    """Yield the quotas of a project, sorted by resource class.
+
+    :param project: None for the defaults of all projects.
+    """
+    items = [existing.item for existing in limits]
+    registered = {_class(item.name): item.default for item in items
+                  if isinstance(item, resources.RegisteredLimit)}
+    own = {_class(item.resource): item.value for item in items
            if isinstance(item, resources.Limit) and item.project == project}
     for name in sorted(own.keys() | usages.keys() | registered.keys()):
         if is_gpu(name):
             yield Quota(project, name,
                         _limited(own.get(name, registered.get(name))),
-                        name in own, usages.get(name, 0))
-
-
-def _registered(limits: Iterable[resources.Existing]) -> dict[str, int]:
-    return {_class(item.name): item.default
-            for item in (existing.item for existing in limits)
-            if isinstance(item, resources.RegisteredLimit)
-            and is_gpu(_class(item.name))}
+                        name in own, usages.get(name, 0) if project else None)
 
 
 def _class(name: str) -> str:

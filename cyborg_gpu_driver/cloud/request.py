@@ -423,8 +423,8 @@ def _traits(required, forbidden):
 
 def accepts(group: Group, node: facts.Node) -> bool:
     """Whether a single provider meets a group."""
-    return (bool(group.resources) and group.required <= node.traits
-            and not group.forbidden & node.traits
+    return (bool(group.resources)
+            and node.suits(group.required, group.forbidden)
             and all(name in node.inventories
                     and node.inventories[name].fits(amount)
                     for name, amount in group.resources.items()))

@@ -192,13 +192,13 @@ def classes(found: Group) -> dict[str, int]:
             if key.startswith('resources:')}
 
 
-def traits(found: Group, value: str) -> frozenset[str]:
-    """Return the traits of a group that are ``required`` or ``forbidden``.
-
-    :param value: which of the two.
-    """
-    return frozenset(key.partition(':')[2] for key, said in found
-                     if key.startswith('trait:') and said == value)
+def traits(found: Group) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the traits of a group that are required, and the forbidden."""
+    required, forbidden = (
+        frozenset(key.partition(':')[2] for key, said in found
+                  if key.startswith('trait:') and said == value)
+        for value in ('required', 'forbidden'))
+    return required, forbidden
 
 
 def describe(found: Group) -> str:

@@ -24,8 +24,6 @@ from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
 
-_USAGES = '1.9'
-"""The first microversion of Placement's API with the usages of a project."""
 _SHELVED = 'SHELVED_OFFLOADED'
 _SHOWN = 5
 """The number of servers of a flavor to read: one is enough to keep the flavor.
@@ -58,7 +56,10 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
         found = [_used(existing, users.get(existing.item.name, ()))
                  for existing in found]
     if everything or resources.Kind.FLAVOR in kinds:
-        found += used_flavors(cloud, keys, everything)
+        found += [
+            _used(existing, flavor_users(cloud, existing.identity))
+            if _may_go(existing, keys, everything) else existing
+            for existing in flavors(cloud, keys)]
     if everything or resources.Kind.REGISTERED in kinds:
         found += limits(cloud)
     for item in wanted.items:
@@ -113,18 +114,6 @@ def flavors(cloud: connection.Cloud,
     return [_flavor(cloud, item) for item in cloud.sdk.compute.flavors()
             if (resources.Kind.FLAVOR, item.name) in wanted
             or resources.PROFILE_KEY in item.extra_specs]
-
-
-def used_flavors(cloud: connection.Cloud,
-                 wanted: Mapping[resources.Key, resources.Item],
-                 everything: bool = False) -> list[resources.Existing]:
-    """Like :func:`flavors`, with the users of flavors that may be deleted.
-
-    :param everything: whether unwanted flavors may be deleted.
-    """
-    return [_used(existing, flavor_users(cloud, existing.identity))
-            if _may_go(existing, wanted, everything) else existing
-            for existing in flavors(cloud, wanted)]
 
 
 def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
@@ -182,7 +171,7 @@ def limits(cloud: connection.Cloud, **query: str
 
 def usages(cloud: connection.Cloud, project: str) -> dict[str, int]:
     """Return what a project's servers use of each resource class."""
-    return cloud.ask('placement', '/usages', _USAGES,
+    return cloud.ask('placement', '/usages',
                      project_id=project)['usages']
 
 

@@ -296,7 +296,7 @@ class ShowQuota(base.Lister):
             name = self.cloud.access.project_name
         if name is None:
             names = state.project_names(self.cloud)
-            found = list(quota.defaults(limits))
+            found = list(quota.of_project(None, limits, {}))
         else:
             names = {state.project(self.cloud, name): name}
         usages = placement.at_once(

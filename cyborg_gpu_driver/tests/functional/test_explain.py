@@ -33,8 +33,8 @@ class ExplainTest(explain_case.ExplainCase):
         self.boot(self.profile(SLICE), 'one')
         self.boot(self.profile(THIRD), 'two')
         # Placement's answer, and the summary of the host.
-        # The providers of Cyborg, those that share, and those of the host.
-        expected = {'allocation_candidates': 2, 'resource_providers': 3}
+        # The providers of Cyborg, and those of the host.
+        expected = {'allocation_candidates': 2, 'resource_providers': 2}
         self.assertEqual(expected, self.asked(
             explain.ExplainRequest, '--device-profile', whole, code=1))
         self.assertEqual(expected, self.asked(

@@ -35,7 +35,6 @@ _ANSWERS = {
         'step_size': 1, 'allocation_ratio': 1.0}}},
     f'{_ONE}/allocations': {'allocations': {
         'server': {'resources': {_CLASS: 1}}}},
-    f'{_ONE}/aggregates': {'aggregates': []},
     f'{_ONE}/traits': {'traits': _TRAITS}}
 
 
@@ -98,7 +97,7 @@ class ReadTest(base.BaseTestCase):
         self.summarize()
         self.cloud = self.useFixture(services.Services(
             {'placement': services.documents(self.answers)})).cloud
-        for part in ('allocations', 'traits', 'aggregates'):
+        for part in ('allocations', 'traits'):
             del self.answers[f'{_ONE}/{part}']
         asked = []
 

@@ -131,9 +131,7 @@ class World:
                     'usages': dict.fromkeys(inventories, 0)},
                 f'/resource_providers/{uuid}/allocations': {
                     'allocations': {}},
-                f'/resource_providers/{uuid}/traits': {'traits': traits},
-                f'/resource_providers/{uuid}/aggregates': {
-                    'aggregates': []}})
+                f'/resource_providers/{uuid}/traits': {'traits': traits}})
         return answers
 
     def summaries(self):

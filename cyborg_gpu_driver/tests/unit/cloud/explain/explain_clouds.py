@@ -35,7 +35,7 @@ def node(name=SLICE, has=None, gpu=GPU, host='compute1', traits=(A100,),
     title = f'{host}_gpu_{gpu}_{LABELS.get(name, "x")}'
     return facts.Node(
         f'uuid of {title}', title, {name: has or inventory()},
-        frozenset({'OWNER_CYBORG', *traits}), frozenset(),
+        frozenset({'OWNER_CYBORG', *traits}),
         {consumer: {name: 1} for consumer in holders or ()})
 
 

@@ -28,6 +28,7 @@ class ShowTest(base.BaseTestCase):
             [_DEFAULT, _OWN], {_SLICE: 3}, project='other'))
 
     def test_defaults(self):
-        (found,) = quota.defaults(_there(_DEFAULT, _OWN))
+        (found,) = quota.of_project(
+            None, _there(_DEFAULT, _OWN), {})
         self.assertEqual(quota.Quota(None, _SLICE, 2, False, None), found)
         self.assertIsNone(found.free)
