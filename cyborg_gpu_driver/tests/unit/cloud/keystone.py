@@ -26,22 +26,25 @@ class Keystone:
     """A Keystone that gives every user the same token.
 
     :param roles: roles of the user.
-    :param catalog: the URL of each service by its type.
+    :param catalog: the URL of each service by its type, which is its ID too.
+    :param regions: of each service.
     """
 
-    def __init__(self, roles, catalog):
+    def __init__(self, roles, catalog, regions=('one',)):
         self.roles = roles
         self.catalog = catalog
+        self.regions = regions
 
     def __call__(self, environ, start_response):
         if environ['REQUEST_METHOD'] == 'POST':
             token = fixture.V3Token()
-            token.set_project_scope(id=PROJECT)
+            token.set_project_scope(id=PROJECT, name='own')
             for role in self.roles:
                 token.add_role(role)
             for kind, url in self.catalog.items():
-                token.add_service(kind).add_standard_endpoints(
-                    public=url, region='one')
+                service = token.add_service(kind, id=kind)
+                for region in self.regions:
+                    service.add_standard_endpoints(public=url, region=region)
             return _answer(start_response, '201 Created', token,
                            ('X-Subject-Token', TOKEN))
         return _answer(start_response, '200 OK', {
@@ -70,7 +73,7 @@ class KeystoneFixture(fixtures.Fixture):
 
     def _setUp(self):
         forget_clouds(self)
-        self._service = self._serve(self._filter)
+        self._service = self._serve(self._behind(self._application))
         self.auth_url = self._serve(Keystone(
             self._roles, {'accelerator': self._service + self._path,
                           **self._others})) + '/v3'
@@ -115,13 +118,17 @@ class KeystoneFixture(fixtures.Fixture):
         self.addCleanup(server.stop)
         return server.url
 
-    def _filter(self, environ, start_response):
-        if environ.get('HTTP_X_AUTH_TOKEN') != TOKEN:
-            return _answer(start_response, '401 Unauthorized', {})
-        return self._application(
-            dict(environ, HTTP_X_ROLES=','.join(self._roles),
-                 HTTP_X_PROJECT_ID=PROJECT, HTTP_X_USER_ID='operator'),
-            start_response)
+    def _behind(self, application):
+        """Pass the user to a service, as Keystone's middleware does."""
+        def answer(environ, start_response):
+            if environ.get('HTTP_X_AUTH_TOKEN') != TOKEN:
+                return _answer(start_response, '401 Unauthorized', {})
+            told = dict(environ, HTTP_X_ROLES=','.join(self._roles),
+                        HTTP_X_PROJECT_ID=PROJECT, HTTP_X_USER_ID='operator')
+            if environ.get('HTTP_X_SERVICE_TOKEN') == TOKEN:
+                told['HTTP_X_SERVICE_ROLES'] = ','.join(self._roles)
+            return application(told, start_response)
+        return answer
 
 
 def forget_clouds(case):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 
 import requests
-from keystoneauth1 import fixture
 from openstack import connection as sdk
 
 from cyborg_gpu_driver.cloud import connection
@@ -38,7 +37,8 @@ class Services(keystone.KeystoneFixture):
         self.urls = {
             kind: self._serve(self._behind(application)) + _PATHS[kind]
             for kind, application in self._applications.items()}
-        self.auth_url = self._serve(self._keystone) + '/v3'
+        self.auth_url = self._serve(keystone.Keystone(
+            self._roles, self.urls, self.regions)) + '/v3'
 
     @property
     def cloud(self):
@@ -50,36 +50,6 @@ class Services(keystone.KeystoneFixture):
                 'user_domain_name': 'Default',
                 'project_domain_name': 'Default'})
         return connection.Cloud(made, 'here')
-
-    def _keystone(self, environ, start_response):
-        if environ['REQUEST_METHOD'] != 'POST':
-            return keystone.Keystone(self._roles, '')(environ, start_response)
-        token = fixture.V3Token()
-        token.set_project_scope(id=keystone.PROJECT, name='own')
-        for role in self._roles:
-            token.add_role(role)
-        for kind, url in self.urls.items():
-            service = token.add_service(kind, id=kind)
-            for region in self.regions:
-                service.add_standard_endpoints(public=url, region=region)
-        start_response('201 Created', [
-            ('Content-Type', 'application/json'),
-            ('X-Subject-Token', keystone.TOKEN)])
-        return [json.dumps(token).encode()]
-
-    def _behind(self, application):
-        """Pass the user to a service, as Keystone's middleware does."""
-        def answer(environ, start_response):
-            told = dict(environ, HTTP_X_ROLES=','.join(self._roles),
-                        HTTP_X_PROJECT_ID=keystone.PROJECT,
-                        HTTP_X_USER_ID='operator')
-            if environ.get('HTTP_X_AUTH_TOKEN') != keystone.TOKEN:
-                start_response('401 Unauthorized', [])
-                return [b'']
-            if environ.get('HTTP_X_SERVICE_TOKEN') == keystone.TOKEN:
-                told['HTTP_X_SERVICE_ROLES'] = ','.join(self._roles)
-            return application(told, start_response)
-        return answer
 
 
 def documents(answers, version=None):

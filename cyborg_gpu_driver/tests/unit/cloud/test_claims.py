@@ -99,23 +99,6 @@ class WatchTest(base.BaseTestCase):
         self.assertEqual((), watch.read().bound)
         self.assertEqual(0, self.unknown())
 
-    def test_what_fails_is_said_once(self):
-        watch = cyborg.RequestWatch(self.conf, 'here')
-        self.cyborg.requests = [{}]
-        for _ in range(2):
-            self.assertIsNone(watch.read())
-        self.assertEqual(1, self.unknown())
-        self.cyborg.requests = []
-        self.assertEqual((), watch.read().bound)
-        self.cyborg.requests = [{}]
-        self.assertIsNone(watch.read())
-        self.assertEqual(2, self.unknown())
-
-    def test_what_cannot_be_asked(self):
-        self.keystone.log_in(self.conf, 'http://127.0.0.1:9/v3')
-        self.assertIsNone(cyborg.RequestWatch(self.conf, 'here').read())
-        self.assertEqual(1, self.unknown())
-
     def test_a_new_host_has_no_device_yet(self):
         watch = cyborg.RequestWatch(self.conf, 'elsewhere')
         for number in range(3):

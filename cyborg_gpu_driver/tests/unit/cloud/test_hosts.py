@@ -5,7 +5,6 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
@@ -20,11 +19,6 @@ _FOUND = (
     samples.provider(host='compute2'), samples.provider(host='compute3'))
 _ABLE = {'root-compute1': 'compute1', 'root-compute2': 'compute2'}
 _UP = facts.Service('compute1')
-_ARQ = {'uuid': 'arq', 'state': 'Bound', 'device_profile_name': 'slice',
-        'hostname': 'compute1', 'device_rp_uuid': 'rp',
-        'attach_handle_type': 'MDEV', 'attach_handle_uuid': 'handle',
-        'attach_handle_info': {'domain': '0000', 'bus': '07', 'device': '02',
-                               'function': '3', 'asked_type': 'nvidia-711'}}
 
 
 class HostsTest(base.BaseTestCase):
@@ -91,14 +85,6 @@ class ServersTest(base.BaseTestCase):
             self.assertIn(said, self.refusal(nova.find_server, name))
         uuid = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
         self.assertEqual(uuid, nova.find_server(self.cloud, uuid))
-
-    def test_what_is_bound(self):
-        request = cyborg.AcceleratorRequest(**_ARQ)
-        self.assertEqual(('handle', '0000:07:02.3'),
-                         (request.handle, request.function))
-        request = cyborg.AcceleratorRequest(
-            **{**_ARQ, 'attach_handle_type': 'PCI'})
-        self.assertEqual('0000:07:02.3', request.handle)
 
     def test_a_request_that_is_none(self):
         self.assertIn('no accelerator request',

@@ -51,36 +51,6 @@ class FollowingTest(base.BaseTestCase):
             'ACTIVE', Step.SHELVE, was_away=True, unshelve=False))
 
 
-class MoveTest(base.BaseTestCase):
-
-    def move(self, servers, seconds=9.0):
-        """Move servers for which Nova always gives these answers."""
-        now = [0.0]
-
-        def sleep(amount):
-            now[0] += amount
-
-        cloud = self.useFixture(services.Services({
-            'compute': services.documents({
-                f'/v2.1/servers/{uuid}': {'server': {
-                    'status': status, 'OS-EXT-STS:task_state': task,
-                    'OS-EXT-SRV-ATTR:host': _PLACED, 'fault': fault}}
-                for uuid, (status, task, fault) in servers.items()},
-                services.NOVA)})).cloud
-        return moves.shelve(cloud, 'abc', 'abc', seconds,
-                            clock=lambda: now[0], sleep=sleep)
-
-    def test_each_failure_has_its_reason(self):
-        found = self.move({
-            'a': ('ERROR', None, {'message': 'disk on fire'}),
-            # The fake Nova refuses the action with 404.
-            'b': ('ACTIVE', None, {})})
-        self.assertEqual('its status is ERROR: disk on fire', found['a'])
-        self.assertIn('404', found['b'])
-        # This server was deleted meanwhile.
-        self.assertNotIn('c', found)
-
-
 class _Nova:
     """A Nova with one server.
 
@@ -120,16 +90,32 @@ class _Nova:
 
 class FaultTest(base.BaseTestCase):
 
-    def move(self, nova, unshelve='a', sleep=None):
+    def move(self, nova, servers='a', seconds=60.0, sleep=None):
         now = [0.0]
 
         def passing(amount):
             now[0] += amount
+            if sleep:
+                sleep()
 
         self.said = []
         cloud = self.useFixture(services.Services({'compute': nova})).cloud
-        return moves.shelve(cloud, 'a', unshelve, 60.0, self.said.append,
-                            lambda: now[0], sleep or passing)
+        return moves.shelve(cloud, servers, servers, seconds,
+                            self.said.append, lambda: now[0], passing)
+
+    def test_each_failure_has_its_reason(self):
+        found = self.move(services.documents({
+            f'/v2.1/servers/{uuid}': {'server': {
+                'status': status, 'OS-EXT-STS:task_state': None,
+                'OS-EXT-SRV-ATTR:host': _PLACED, 'fault': fault}}
+            for uuid, status, fault in (
+                ('a', 'ERROR', {'message': 'disk on fire'}),
+                # The fake Nova refuses the action with 404.
+                ('b', 'ACTIVE', {}))}, services.NOVA), 'abc')
+        self.assertEqual('its status is ERROR: disk on fire', found['a'])
+        self.assertIn('404', found['b'])
+        # This server was deleted meanwhile.
+        self.assertNotIn('c', found)
 
     def test_a_nova_that_does_not_answer_for_a_while(self):
         for faults in ([('GET', 503)] * 3, [('POST', 500)] * 2,
@@ -153,24 +139,15 @@ class FaultTest(base.BaseTestCase):
                          nova.actions)
 
     def test_a_server_that_is_left_half_way(self):
-        def slow(seconds):
-            nova.server['OS-EXT-STS:task_state'] = 'shelving'
-            passing(seconds)
-
-        nova, now = _Nova(), [0.0]
-
-        def passing(amount):
-            now[0] += amount
-
-        cloud = self.useFixture(services.Services({'compute': nova})).cloud
-        found = moves.shelve(cloud, 'a', 'a', 9.0, clock=lambda: now[0],
-                             sleep=slow)
+        nova = _Nova()
+        found = self.move(nova, seconds=9.0, sleep=lambda: nova.server.update(
+            {'OS-EXT-STS:task_state': 'shelving'}))
         self.assertEqual(
             'not finished after 9 s: it may stay shelved; to start it: '
             'openstack server unshelve a', found['a'])
 
     def test_an_operator_who_interrupts(self):
-        def interrupt(seconds):
+        def interrupt():
             raise KeyboardInterrupt
 
         nova = _Nova()

@@ -21,7 +21,6 @@ _FLAVOR = resources.Flavor(
     frozenset({'r'}), 'text')
 _REGISTERED = resources.RegisteredLimit('class:PGPU', 0)
 _LIMIT = resources.Limit('class:PGPU', 'r', 8)
-_SCOPE = {'service_id': 'compute', 'region_id': 'one'}
 _ARQ = {'uuid': 'arq', 'instance_uuid': 'server', 'state': 'Bound',
         'device_profile_name': 'slice'}
 
@@ -79,32 +78,16 @@ class WriterTest(base.BaseTestCase):
         asked, self.asked = self.asked, []
         return asked
 
-    def test_device_profiles(self):
-        created = ('POST', 'device_profiles', [{
-            'name': 'slice', 'description': _MARK,
-            'groups': [{'resources:CUSTOM_NVIDIA_1G_10GB': '1'}]}])
-        deleted = ('DELETE', 'device_profiles/old', None)
-        self.assertEqual([created], self.change(
-            plan.Action.CREATE, _PROFILE))
-        self.assertEqual([deleted, created], self.change(
-            plan.Action.REPLACE, _PROFILE, _PROFILE))
-        self.assertEqual([deleted], self.change(
-            plan.Action.DELETE, None, _PROFILE))
-
-    def test_flavors(self):
-        made = [
-            ('POST', 'flavors', {'flavor': {
-                'name': 'gpu.slice', 'vcpus': 4, 'ram': 8192, 'disk': 20,
-                'os-flavor-access:is_public': False,
-                'description': f'text {_MARK}'}}),
-            ('POST', 'flavors/new/os-extra_specs', {'extra_specs': {
-                'accel:device_profile': 'slice', 'hw:numa_nodes': '1'}}),
-            ('POST', 'flavors/new/action',
-             {'addTenantAccess': {'tenant': 'r'}})]
-        self.assertEqual(made, self.change(plan.Action.CREATE, _FLAVOR))
+    def test_what_is_replaced(self):
         self.assertEqual(
-            [('DELETE', 'flavors/old', None), *made],
-            self.change(plan.Action.REPLACE, _FLAVOR, _FLAVOR))
+            [('DELETE', 'device_profiles/old'), ('POST', 'device_profiles')],
+            [asked[:2] for asked in self.change(
+                plan.Action.REPLACE, _PROFILE, _PROFILE)])
+        self.assertEqual(
+            ['flavors/old', 'flavors', 'flavors/new/os-extra_specs',
+             'flavors/new/action'],
+            [path for _, path, _ in self.change(
+                plan.Action.REPLACE, _FLAVOR, _FLAVOR)])
 
     def test_what_changes_of_a_flavor(self):
         self.assertEqual([
@@ -126,27 +109,13 @@ class WriterTest(base.BaseTestCase):
             self.change(plan.Action.UPDATE, _FLAVOR, _FLAVOR, ours=False))
 
     def test_limits(self):
-        registered = {'default_limit': 0, 'description': _MARK}
-        limit = {'resource_limit': 8, 'description': _MARK}
-        self.assertEqual(
-            [('POST', 'registered_limits', {'registered_limits': [{
-                **_SCOPE, 'resource_name': 'class:PGPU', **registered}]})],
-            self.change(plan.Action.CREATE, _REGISTERED))
-        self.assertEqual(
-            [('PATCH', 'registered_limits/old',
-              {'registered_limit': registered})],
-            self.change(plan.Action.UPDATE, _REGISTERED, _REGISTERED))
-        self.assertEqual(
-            [('POST', 'limits', {'limits': [{
-                **_SCOPE, 'resource_name': 'class:PGPU', 'project_id': 'r',
-                **limit}]})],
-            self.change(plan.Action.CREATE, _LIMIT))
-        self.assertEqual(
-            [('PATCH', 'limits/old', {'limit': limit})],
-            self.change(plan.Action.UPDATE, _LIMIT, _LIMIT))
-        self.assertEqual(
-            [('DELETE', 'limits/old', None)],
-            self.change(plan.Action.DELETE, None, _LIMIT))
+        for item, path, key, body in (
+                (_REGISTERED, 'registered_limits/old', 'registered_limit',
+                 {'default_limit': 0}),
+                (_LIMIT, 'limits/old', 'limit', {'resource_limit': 8})):
+            self.assertEqual(
+                [('PATCH', path, {key: {**body, 'description': _MARK}})],
+                self.change(plan.Action.UPDATE, item, item))
 
     def test_a_registered_limit_that_has_limits(self):
         kept = [{'id': 'limit', 'region_id': 'one', 'project_id': 'r',

@@ -129,9 +129,3 @@ class CreateTest(base.BaseTestCase):
             exception.CloudError, openstack.run,
             profile.SyncProfile, self.path)
         self.assertIn('has no service of type baremetal', str(error))
-
-    def test_what_is_not_ironic(self):
-        self.answers['/v1/nodes'] = {'servers': []}
-        self.assertIn('cannot be parsed', self.refusal())
-        self.answers['/v1/'] = {}
-        self.assertIn('cannot be parsed', self.refusal())

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands' arguments, questions and output, and their entry points."""
+"""The commands' arguments, questions and output."""
 
 import argparse
-import configparser
-import importlib
 import io
 import json
 import os
-import pathlib
 import types
 
 import fixtures
@@ -21,19 +18,11 @@ from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
 
-_ROOT = pathlib.Path(__file__).resolve().parents[4]
 _FOUND = {
     '/': {'versions': [{
         'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
         'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]},
     '/resource_providers': {'resource_providers': []}}
-
-
-def _entry_points(group):
-    parser = configparser.ConfigParser()
-    parser.read(_ROOT / 'setup.cfg')
-    text = parser['entry_points'][group]
-    return [line.split(' = ') for line in text.splitlines() if line]
 
 
 class PluginTest(base.BaseTestCase):
@@ -160,13 +149,3 @@ class ListTest(base.BaseTestCase):
         _, errors = openstack.run(profile.ListProfile)
         self.assertIn('The flavors are not known', errors)
         self.assertIn('device profile slice: no GPU offers PGPU', errors)
-
-
-class EntryPointTest(base.BaseTestCase):
-
-    def test_every_command_can_be_asked_for_help(self):
-        for _, target in _entry_points('openstack.gpu.v1'):
-            module, _, name = target.partition(':')
-            command = getattr(importlib.import_module(module), name)
-            parser = command(types.SimpleNamespace(), None).get_parser('x')
-            self.assertTrue(parser.format_help())

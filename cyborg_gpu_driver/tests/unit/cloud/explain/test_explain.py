@@ -227,12 +227,6 @@ class VerdictTest(base.BaseTestCase):
     def verdict(self, wanted, *trees, **changes):
         return explain.verdict(wanted, clouds.known(*trees, **changes))
 
-    def test_nothing_is_said_where_all_is_well(self):
-        verdict = self.verdict(clouds.flavor())
-        self.assertEqual([], list(_all(verdict)))
-        self.assertEqual('Schedulable: 1 of 1 hosts can take it now.',
-                         verdict.sentence)
-
     def test_the_nearest_comes_first(self):
         busy = clouds.tree(clouds.node(
             has=clouds.inventory(1, used=1), host='c', holders=_HOLD),
@@ -297,29 +291,3 @@ class VerdictTest(base.BaseTestCase):
             [('HOST_DISABLED', 'compute1 is disabled '
               '(COMPUTE_STATUS_DISABLED): repairs')],
             [(item.reason.name, item.text) for item in _all(verdict)])
-
-    def test_a_host_without_such_an_inventory(self):
-        (finding,) = _all(self.verdict(clouds.flavor(disk=1),
-                                       answer=facts.Answer()))
-        self.assertEqual(('HOST_RESOURCES', 'compute1 has no DISK_GB'),
-                         (finding.reason.name, finding.text))
-
-    def test_a_flavor_that_asks_placement_itself(self):
-        flavor = request.Flavor('small', extra_specs={
-            f'resources:{clouds.SLICE}': '1'})
-        name, (finding,) = request.profile_of(flavor, ['gpus'])
-        self.assertIsNone(name)
-        self.assertEqual('NO_PROFILE', finding.reason.name)
-        self.assertIn('requests resources of Placement directly', finding.text)
-
-    def test_the_document_holds_all(self):
-        document = self.verdict(clouds.profile(), clouds.tree(
-            *_BOTH), answer=facts.Answer()).document()
-        (host,) = document['hosts']
-        self.assertEqual(
-            {'group': 'group 0', 'gpu': clouds.GPU, 'profile': '1g.10gb',
-             'accepted': False},
-            {key: host['candidates'][0][key] for key in (
-                'group', 'gpu', 'profile', 'accepted')})
-        self.assertEqual(
-            'RESERVED_SIBLING', host['candidates'][0]['missing'][0]['code'])

@@ -130,16 +130,3 @@ class JudgeTest(base.BaseTestCase):
             {'gpu': '1g.10gb'}, nodes={'device-filter': '0x20B010DE'})
         self.assertEqual('cannot take it: it has no GPU of that board',
                          self.verdict(node, other))
-
-
-class ConcernedTest(base.BaseTestCase):
-
-    def test_which_nodes_are_looked_at(self):
-        nodes = [baremetal.Node(str(number), str(number), name,
-                                frozenset(traits))
-                 for number, (name, traits) in enumerate((
-                     (_CLASS, ()), ('CUSTOM_OTHER', ()), (None, ()),
-                     ('CUSTOM_OTHER', ['CUSTOM_RAID', _HOPPER]),
-                     (None, ['CUSTOM_NVIDIA_2330'])))]
-        self.assertEqual([nodes[0], *nodes[3:]],
-                         baremetal.concerned(nodes, {_CLASS}))

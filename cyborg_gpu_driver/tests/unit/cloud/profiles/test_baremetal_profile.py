@@ -7,11 +7,8 @@ import json
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
-from cyborg_gpu_driver.cloud import plan
-from cyborg_gpu_driver.cloud import resources
 
 _FILE = 'gpus.yaml'
 _HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'
@@ -125,36 +122,6 @@ class TemplateTest(base.BaseTestCase):
         self.assertRegex(
             node_profile({'gpu': '1g.10gb'}, name='x' * 255).template.name,
             r'^CUSTOM_[A-Z0-9_]{1,248}\Z')
-
-    def test_its_step(self):
-        found = node_profile({'gpu': '1g.10gb', 'count': 7})
-        (step,) = json.loads(found.template.steps)
-        layout = step['args'].pop('layout')
-        self.assertEqual({'interface': 'deploy', 'step': 'apply_gpu_layout',
-                          'args': {}, 'priority': 65}, step)
-        self.assertEqual(['slice-10gb'], list(layout))
-        # The deploy step reads the same layout from the argument.
-        self.assertEqual(found.entry.sections,
-                         node.entry_of(layout).sections)
-
-    def test_another_layout_of_its_name_replaces_it(self):
-        there = node_profile({'gpu': '1g.10gb'}).template
-        wanted = node_profile({'gpu': '2g.20gb'}).template
-        (change,) = plan.make(
-            [wanted], {there.key: resources.Existing(there, 'x')})
-        self.assertIs(plan.Action.UPDATE, change.action)
-        self.assertIn('"1g.10gb": 1', change.text)
-        self.assertIn('"2g.20gb": 1', change.text)
-
-    def test_names_that_make_the_same_trait(self):
-        error = self.assertRaises(
-            exception.DocumentError, definition.parse, json.dumps({
-                'version': 'v1', 'profiles': [{
-                    'name': name, 'groups': [{'gpu': '1g.10gb'}],
-                    'nodes': {'resource_class': 'x'}}
-                    for name in ('a-b', 'a_b')]}), _FILE)
-        self.assertIn('CUSTOM_GPU_LAYOUT_A_B appears twice', str(error))
-
 
 class FlavorTest(base.BaseTestCase):
 
