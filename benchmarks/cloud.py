@@ -46,7 +46,6 @@ from cyborg_gpu_driver.cloud import nova as cloud_nova
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.cloud import placement as cloud_placement
 from cyborg_gpu_driver.cloud import question
-from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.report.content import names
 from demo_lib import database
 from demo_lib import httpd
@@ -351,21 +350,10 @@ def cost(cloud: Counting, command: Callable[[Counting], int]) -> Cost:
     return Cost(cloud.asked.total(), time.process_time() - start, used)
 
 
-def host_list(cloud: Counting) -> int:
+def gpu_list(cloud: Counting) -> int:
     """Do what ``openstack gpu list`` does."""
     return sum(offer.used for host in cloud_hosts.read(cloud)
                for offer in host.providers)
-
-
-def show_capacity(cloud: Counting) -> int:
-    """Do what ``openstack gpu capacity`` does."""
-    found = cloud_hosts.read(cloud)
-    usable = [offer for host in found if host.usable
-              for offer in host.providers]
-    for resource_class in {offer.resource_class for offer in usable}:
-        cloud_hosts.total_room(cloud_hosts.room_by_host(
-            (resources.group(resource_class),), usable).values())
-    return sum(offer.used for offer in usable)
 
 
 def orphan_clean(cloud: Counting) -> int:
@@ -406,10 +394,9 @@ def server_show(server: str) -> Callable[[Counting], int]:
     return lambda cloud: len(cloud_nova.accelerators(cloud, server))
 
 
-WHOLE = {'host list': host_list, 'capacity': show_capacity,
-         'orphan clean': orphan_clean}
+WHOLE = {'list': gpu_list, 'orphan clean': orphan_clean}
 """The commands that examine all hosts."""
-LIMITS = {'host list': 1, 'capacity': 1, 'orphan clean': 1, 'explain': 4}
+LIMITS = {'list': 1, 'orphan clean': 1, 'explain': 4}
 """The limit of requests for each host that a command examines. The last
 request of ``explain`` is to Nova."""
 

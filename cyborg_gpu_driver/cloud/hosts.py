@@ -1,14 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The GPU hosts of a cloud, what they offer, and how much room they have.
-
-Placement knows how many instances of each profile can be created now, for
-each profile alone. How many of a GPU's other profiles remain after that, the
-driver reports only once the instance exists. So the room is exact for a
-request for one resource class. For a request for several classes, a GPU of
-which one profile was taken counts as lost for its other profiles, so the
-room is a lower bound.
-"""
+"""The GPU hosts of a cloud, and what they offer."""
 
 from __future__ import annotations
 
@@ -27,7 +19,6 @@ from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
-from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import vgpu_name
@@ -219,84 +210,6 @@ def _gpus(offers: Sequence[facts.Node],
         gpus.setdefault(offer.gpu, []).append(offer)
     return tuple(Gpu(address, tuple(of_gpu), by_address.get(address))
                  for address, of_gpu in sorted(gpus.items()))
-
-
-@dataclasses.dataclass(frozen=True)
-class Room:
-    """The number of servers, created one after the other, with room now.
-
-    vCPUs, memory and disks are not considered.
-
-    :ivar exact: False if there may be room for more.
-    """
-
-    servers: int
-    exact: bool
-
-
-def room_by_host(groups: Sequence[resources.Group],
-                 found: Iterable[facts.Node]) -> Mapping[str, Room]:
-    """Return the room on each host for servers with a device profile."""
-    hosts: dict[str, list[facts.Node]] = {}
-    for provider in found:
-        hosts.setdefault(provider.host, []).append(provider)
-    return {host: room(groups, hosts[host]) for host in sorted(hosts)}
-
-
-def total_room(rooms: Iterable[Room]) -> Room:
-    """Return the total room of several hosts."""
-    rooms = list(rooms)
-    return Room(sum(room.servers for room in rooms),
-                all(room.exact for room in rooms))
-
-
-def room(groups: Sequence[resources.Group],
-         found: Sequence[facts.Node]) -> Room:
-    """Return the room on one host."""
-    exact = len(set(groups)) == 1
-    wanted = [resources.classes(group) for group in groups]
-    # Cyborg accepts such device profiles, but Placement never has candidates.
-    if not groups or any(len(one) != 1 or min(one.values()) < 1
-                         for one in wanted):
-        return Room(0, True)
-    left = {one.uuid: one.free for one in found}
-    servers = 0
-    while _take(groups, found, left):
-        servers += 1
-    return Room(servers, exact)
-
-
-def _take(groups: Iterable[resources.Group],
-          found: Sequence[facts.Node], left: dict[str, int]) -> bool:
-    """Take the resources of one server out of ``left``, if they suffice.
-
-    Groups with large amounts come first, and each takes the provider with the
-    least sufficient capacity, so that as few GPUs as possible are lost for
-    other profiles.
-    """
-    for group in sorted(groups, key=lambda one: -_amount(one)[1]):
-        chosen = min(
-            (one for one in found if _fits(group, one, left[one.uuid])),
-            key=lambda one: left[one.uuid], default=None)
-        if chosen is None:
-            return False
-        left[chosen.uuid] -= _amount(group)[1]
-        for other in found:
-            if other.gpu == chosen.gpu and other.uuid != chosen.uuid:
-                left[other.uuid] = 0
-    return True
-
-
-def _amount(group: resources.Group) -> tuple[str, int]:
-    """The resource class and amount of a group that has one class."""
-    (amount,) = resources.classes(group).items()
-    return amount
-
-
-def _fits(group: resources.Group, one: facts.Node, left: int) -> bool:
-    resource_class, count = _amount(group)
-    return (one.resource_class == resource_class and left >= count
-            and one.suits(*resources.traits(group)))
 
 
 def catalogue(found: Iterable[facts.Node], host: str | None = None,

@@ -520,7 +520,7 @@ def _reserved(name: str, inventory: facts.Inventory, node: facts.Node,
                 f'{known.people(other.holders)} (using {other.place.label})'
                 for other in siblings if other.place) + ' on the same GPU',
             'wait until these servers are deleted, or request a profile that '
-            'fits next to theirs: openstack gpu capacity')
+            'fits next to theirs: openstack gpu profile list')
     elif node.holders:
         if inventory.used >= inventory.total:
             # The GPU is used as a whole. It is reserved so that its next

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``openstack gpu list``, ``show``, ``capacity`` and ``server show``."""
+"""``openstack gpu list``, ``show`` and ``server show``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from cliff import columns as cliff_columns
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
-from cyborg_gpu_driver.cloud import resources
-from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
-
-_DEVICE_PROFILE = 'device profile'
-_GPU_PROFILE = 'profile'
 
 
 class Profiles(cliff_columns.FormattableColumn):
@@ -112,73 +107,6 @@ def _service(service: facts.Service | None) -> str | None:
         return None
     return (('up' if service.up else 'down') + ', '
             + ('enabled' if service.enabled else 'disabled'))
-
-
-class ShowCapacity(base.Lister):
-    """List how many more servers the cloud's GPUs have room for now.
-
-    Each number is for servers with the same request, created one after the
-    other. Numbers of different profiles cannot be added, because profiles
-    share GPUs. Hosts on which Nova starts no such server do not count. vCPUs,
-    memory and disks are not considered. If a device profile asks for several
-    kinds of GPU slices, there may be room for more ("at least").
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        which = parser.add_mutually_exclusive_group()
-        which.add_argument(
-            '--profile', metavar='PROFILE',
-            help='show only this profile, as "gpu profile list" shows it')
-        which.add_argument(
-            '--device-profile', metavar='DEVICE_PROFILE',
-            help='show only this device profile')
-        parser.add_argument('--by-host', action='store_true',
-                            help='show a row for each host')
-        return parser
-
-    def take_action(self, parsed_args):
-        found = hosts.read(self.cloud, complain=base.say,
-                           progress=base.show_progress)
-        usable = [offer for host in found if host.usable
-                  for offer in host.providers]
-        asked = self._asked(
-            [offer for host in found for offer in host.providers])
-        for kind, name in ((_GPU_PROFILE, parsed_args.profile),
-                           (_DEVICE_PROFILE, parsed_args.device_profile)):
-            if name is not None:
-                asked = [item for item in asked if item[:2] == (name, kind)]
-                if not asked:
-                    raise self.cloud.error(f'there is no {kind} {name}')
-        columns: tuple[str, ...] = (
-            'Profile', 'Kind', 'Host', 'Servers', 'Count')
-        rows = []
-        for name, kind, groups in asked:
-            rooms = hosts.room_by_host(groups, usable)
-            if parsed_args.by_host:
-                rows += [(name, kind, host, *_room(room))
-                         for host, room in rooms.items()]
-            else:
-                rows.append((name, kind, *_room(hosts.total_room(
-                    rooms.values()))))
-        if not parsed_args.by_host:
-            columns = tuple(name for name in columns if name != 'Host')
-        return columns, rows
-
-    def _asked(self, offers):
-        """Return (name, kind, groups) of all device and GPU profiles."""
-        classes = {offer.label: offer.resource_class for offer in offers
-                   if offer.resource_class is not None}
-        profiles = [existing.item for existing in state.profiles(self.cloud)]
-        return [(item.name, _DEVICE_PROFILE, item.groups)
-                for item in profiles
-                if isinstance(item, resources.DeviceProfile)] + [
-            (label, _GPU_PROFILE, (resources.group(classes[label]),))
-            for label in sorted(classes)]
-
-
-def _room(room):
-    return room.servers, 'exact' if room.exact else 'at least'
 
 
 class ShowServer(base.Lister):

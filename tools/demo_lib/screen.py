@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterable
 from collections.abc import Sequence
 
-
 WIDTH = 80
 INDENT = '   '
 

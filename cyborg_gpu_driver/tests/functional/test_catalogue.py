@@ -15,7 +15,6 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.osc import host
 from cyborg_gpu_driver.osc import profile
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -133,25 +132,6 @@ class CatalogueTest(OperatorCase):
                     for item in found}
         self.assertEqual((1, 1, 0), reserved['7g.80gb'])
         self.assertEqual(1, reserved['passthrough'][2])
-
-    def test_capacity_is_what_can_be_booted(self):
-        self.sync()
-
-        def room(name, option='--device-profile'):
-            (row,) = self.openstack.rows(host.ShowCapacity, option, name)
-            self.assertEqual('exact', row['Count'])
-            return row['Servers']
-
-        self.assertEqual((7, 1, 2), (room('slice'), room('whole'),
-                                     room('3g.40gb', '--profile')))
-        self.cloud.bind('slice')
-        self.assertEqual((6, 1, 1), (room('slice'), room('whole'),
-                                     room('3g.40gb', '--profile')))
-        if scope.ALL:
-            for _ in range(6):
-                self.cloud.bind('slice')
-            self.assertEqual(0, room('slice'))
-            self.assertEqual([], self.cloud.nova.candidates('slice'))
 
 
 class HostTest(OperatorCase):

@@ -79,7 +79,7 @@ class AnswerCase(base.BaseTestCase):
                 'metric': {'Hostname': 'compute1', 'profile': '1g.10gb'},
                 'value': [1793491200.0, '3600']}]}}).encode()
         self.arguments = {
-            'capacity': (), 'defragment': ('--plan',),
+            'defragment': ('--plan',),
             'explain': ('--flavor', 'small'),
             'flavor list': (), 'list': (),
             'show': ('compute1', '0000:07:00.0'),
