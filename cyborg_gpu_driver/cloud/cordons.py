@@ -145,7 +145,7 @@ def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
             handles[holder].append(request['attach_handle_uuid'])
     for offer in offers.values():
         if offer.used:
-            for consumer in _consumers(cloud, offer.uuid):
+            for consumer in placement.allocations(cloud, offer.uuid):
                 gpus[consumer].add(offer.gpu)
     return tuple(_holder(cloud, consumer, gpus[consumer], handles[consumer])
                  for consumer in sorted(gpus))
@@ -211,12 +211,6 @@ def _set_trait(cloud, provider, name=None):
                     error.__cause__, exceptions.ConflictException):
                 raise
     return set()
-
-
-def _consumers(cloud, provider):
-    answer = cloud.ask('placement',
-                       f'/resource_providers/{provider}/allocations')
-    return () if answer is None else tuple(answer['allocations'])
 
 
 def _holder(cloud, consumer, gpus, handles):

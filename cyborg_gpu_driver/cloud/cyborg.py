@@ -288,14 +288,6 @@ def by_vgpu(requests: Iterable[AcceleratorRequest], host: str
     return found
 
 
-def profiles(cloud: connection.Cloud
-             ) -> dict[str, list[Mapping[str, str]]]:
-    """Return the groups of each device profile, by name."""
-    cloud.check_admin()
-    return {item.name: list(item.groups)
-            for item in cloud.sdk.accelerator.device_profiles()}
-
-
 def devices(cloud: connection.Cloud) -> tuple[Device, ...]:
     """Return the devices of all hosts."""
     return tuple(Device.list(cloud.sdk.accelerator,

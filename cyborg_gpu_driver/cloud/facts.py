@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import os_traits
+from openstack.compute.v2 import aggregate
 
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
@@ -189,15 +190,6 @@ class Service:
 
 
 @dataclasses.dataclass(frozen=True)
-class Aggregate:
-    """A host aggregate."""
-
-    name: str
-    hosts: frozenset[str]
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
 class Limit:
     """A limit of a project for one resource."""
 
@@ -259,7 +251,7 @@ class Facts:
 
     trees: tuple[Tree, ...] = ()
     services: Mapping[str, Service] | None = None
-    aggregates: tuple[Aggregate, ...] | None = None
+    aggregates: Sequence[aggregate.Aggregate] | None = None
     devices: tuple[Any, ...] | None = None
     deployables: Mapping[str, int] | None = None
     arqs: tuple[Any, ...] | None = None

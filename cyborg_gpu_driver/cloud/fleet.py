@@ -193,9 +193,7 @@ class Snapshot:
         """Read the cloud."""
         self.hosts = _hosts(cloud, names, complain, progress)
         self.profiles: Groups = {
-            existing.item.name: existing.item.groups
-            for existing in state.profiles(cloud)
-            if isinstance(existing.item, resources.DeviceProfile)}
+            item.name: item.groups for item in state.device_profiles(cloud)}
         requests = cyborg.requests(cloud)
         self.servers = {item.id: item for item
                         in cloud.sdk.compute.servers(all_projects=True)}

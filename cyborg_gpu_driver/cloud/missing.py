@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import os_resource_classes as orc
 import os_traits
+from openstack.compute.v2 import aggregate as sdk_aggregate
 
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import guest
@@ -326,7 +327,7 @@ def _aggregates(wanted: request.Request, tree: facts.Tree, known: facts.Facts
                 f'{_SPECS}{key} from the flavor', blocks=False)
 
 
-def _isolation(tree: facts.Tree, mine: Sequence[facts.Aggregate],
+def _isolation(tree: facts.Tree, mine: Sequence[sdk_aggregate.Aggregate],
                known: facts.Facts) -> Iterator[Finding]:
     owners = {owner.strip() for aggregate in mine
               for key, value in aggregate.metadata.items()

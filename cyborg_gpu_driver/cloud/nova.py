@@ -136,13 +136,6 @@ def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
             if node.service_details['host'] in by_host}
 
 
-def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
-    """Return the host aggregates."""
-    return tuple(facts.Aggregate(item.name, frozenset(item.hosts),
-                                 dict(item.metadata))
-                 for item in cloud.sdk.compute.aggregates())
-
-
 def quotas(cloud: connection.Cloud, owner: str,
            wanted: cloud_request.Request) -> tuple[facts.Limit, ...]:
     """Return Nova's quotas of a project: instances, cores, ram.

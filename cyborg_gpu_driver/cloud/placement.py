@@ -265,7 +265,7 @@ def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
                  uuids: Collection[str]) -> tuple[facts.Tree, ...]:
     """Read the holders of some providers again, with a request for each."""
     return tuple(dataclasses.replace(tree, below=tuple(
-        dataclasses.replace(node, holders=_allocations(cloud, node.uuid))
+        dataclasses.replace(node, holders=allocations(cloud, node.uuid))
         if node.uuid in uuids else node for node in tree.below))
         for tree in found)
 
@@ -371,11 +371,11 @@ class _Reader:
             (name,) = amounts
             return {server: {name: number} for server, number
                     in collections.Counter(bound).items()}
-        return _allocations(self._cloud, item['uuid']) if used else {}
+        return allocations(self._cloud, item['uuid']) if used else {}
 
 
-def _allocations(cloud, uuid):
-    """The resources that each consumer has of a provider."""
+def allocations(cloud, uuid):
+    """Return the resources that each consumer has of a provider."""
     answered = cloud.ask(
         'placement', f'/resource_providers/{uuid}/allocations')
     return {} if answered is None else {

@@ -89,7 +89,8 @@ class _Reading:
             deployables=on_record.deployables, arqs=on_record.arqs,
             unknown_traits=unknown_traits(cloud, wanted),
             classes=classes(cloud), services=services,
-            aggregates=self._try('aggregates', nova.aggregates, cloud),
+            aggregates=self._try('aggregates', lambda: list(
+                cloud.sdk.compute.aggregates())),
             servers=self._names(hosts, services or {}), project=owner,
             server=server, limits=self._limits(owner, wanted),
             answer=facts.Answer(options, answered.refusal),
@@ -159,7 +160,8 @@ class _Reading:
 
 def _request(cloud, flavor, profile, server):
     """Return the named server, and the request for one with its flavor."""
-    profiles = cyborg.profiles(cloud)
+    profiles = {item.name: list(map(dict, item.groups))
+                for item in state.device_profiles(cloud)}
     found = asked = None
     if server is not None:
         found, asked = nova.server(cloud, server)

@@ -32,12 +32,9 @@ _SHOWN = 5
 _MARK = {'description': resources.marked('')}
 """What marks a limit."""
 
-Present = dict[resources.Key, resources.Existing]
-Users = Mapping[str, tuple[str, ...]]
-
 
 def read(cloud: connection.Cloud, wanted: definition.Definition,
-         everything: bool = False) -> Present:
+         everything: bool = False) -> plan.Present:
     """Read the existing items of the wanted kinds, and their users.
 
     :param wanted: with its projects' UUIDs.
@@ -83,7 +80,15 @@ def profiles(cloud: connection.Cloud) -> list[resources.Existing]:
             for item in cloud.sdk.accelerator.device_profiles()]
 
 
-def profile_users(cloud: connection.Cloud) -> Users:
+def device_profiles(cloud: connection.Cloud
+                    ) -> list[resources.DeviceProfile]:
+    """Return Cyborg's device profiles alone."""
+    return [existing.item for existing in profiles(cloud)
+            if isinstance(existing.item, resources.DeviceProfile)]
+
+
+def profile_users(cloud: connection.Cloud
+                  ) -> Mapping[str, tuple[str, ...]]:
     """Return the current and future users of device profiles, by name.
 
     A server that is shelved and offloaded has no accelerator request, but

@@ -11,7 +11,6 @@ from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
-from cyborg_gpu_driver.partition import cordon
 
 
 class Profiles(cliff_columns.FormattableColumn):
@@ -27,16 +26,6 @@ class Profiles(cliff_columns.FormattableColumn):
             'provider': offer.uuid, 'total': offer.total, 'used': offer.used,
             'reserved': offer.reserved, 'free': offer.free}
             for offer in self._value]
-
-
-class Cordons(cliff_columns.FormattableColumn):
-    """Cordons: a line for each, all data for programs."""
-
-    def human_readable(self) -> str:
-        return '\n'.join(map(str, self._value))
-
-    def machine_readable(self) -> list[dict]:
-        return list(map(cordon.plain, self._value))
 
 
 class ListGpu(base.Lister):
@@ -83,7 +72,7 @@ class ShowGpu(base.ShowOne):
             ('numa_node', output.Optional(gpu.numa)),
             ('profiles', Profiles(gpu.offers)),
             ('unhealthy', output.Names(gpu.conditions)),
-            ('cordons', Cordons(gpu.cordons)),
+            ('cordons', output.Names(map(str, gpu.cordons))),
             ('usable', host.usable), ('accelerators', host.accelerators),
             ('service', output.Optional(_service(service))),
             ('disabled_reason', output.Optional(

@@ -30,7 +30,6 @@ _NOT_DONE = 'not done'
 _KINDS = ('passthrough', 'vgpu', 'mig', 'nvlink')
 _SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
                    for kind in ('MODEL', 'MEMORY', 'KIND', 'ARCH'))
-_NUMA = 'CUSTOM_GPU_NUMA_'
 _QUOTA_COLUMNS = ('Project', 'Project ID', 'Resource Class', 'Limit', 'Used',
                   'Free', 'Source')
 
@@ -199,15 +198,12 @@ class ListProfile(base.Lister):
         parser.add_argument('--kind', choices=_KINDS, help='show only '
                                                            'profiles of this '
                                                            'kind')
-        parser.add_argument('--numa', action='store_true',
-                            help='show NUMA nodes among the traits')
         return parser
 
     def take_action(self, parsed_args):
         found = placement.read_providers(self.cloud,
                                          progress=base.show_progress)
-        device_profiles = [existing.item for existing
-                           in state.profiles(self.cloud)]
+        device_profiles = state.device_profiles(self.cloud)
         flavors = self._flavors()
         if not (parsed_args.host or parsed_args.model or parsed_args.kind):
             for text in plan.unoffered(device_profiles, found):
@@ -215,7 +211,7 @@ class ListProfile(base.Lister):
         return (('Profile', 'Resource Class', 'Traits', 'Hosts', 'GPUs',
                  'Total', 'Used', 'Reserved', 'Free', 'Device Profiles',
                  'Flavors'),
-                [_row(label, nodes, parsed_args.numa, device_profiles, flavors)
+                [_row(label, nodes, device_profiles, flavors)
                  for label, nodes in hosts.catalogue(
                      found, parsed_args.host, parsed_args.model,
                      parsed_args.kind).items()])
@@ -231,7 +227,7 @@ class ListProfile(base.Lister):
             return None
 
 
-def _row(label, nodes, numa, device_profiles, flavors):
+def _row(label, nodes, device_profiles, flavors):
     key = f'resources:{nodes[0].resource_class}'
     asking = sorted(item.name for item in device_profiles
                     if any(key in dict(group) for group in item.groups))
@@ -239,7 +235,7 @@ def _row(label, nodes, numa, device_profiles, flavors):
     return (
         label, nodes[0].resource_class,
         output.Names(sorted(trait for trait in common if trait.startswith(
-            (*_SELECTING, _NUMA) if numa else _SELECTING))),
+            _SELECTING))),
         output.Names(sorted({node.host for node in nodes})),
         len({(node.host, node.gpu) for node in nodes}),
         *(sum(getattr(node, name) for node in nodes)

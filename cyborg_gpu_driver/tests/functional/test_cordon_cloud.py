@@ -73,7 +73,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertTrue(known.who and known.since)
         self.assertEqual([str(known)], row['Cordons'])
         self.assertEqual({SECOND}, self.traits()[0])
-        for gpu, has in (FIRST, []), (SECOND, [cordon.plain(known)]):
+        for gpu, has in (FIRST, []), (SECOND, [str(known)]):
             self.assertEqual(has, self.rows(host.ShowGpu, gpu)['cordons'])
         for _ in range(2):
             self.restart_agent()

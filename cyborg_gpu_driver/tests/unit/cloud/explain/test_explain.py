@@ -4,6 +4,7 @@
 import dataclasses
 
 import testscenarios
+from openstack.compute.v2 import aggregate
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import cyborg
@@ -37,7 +38,8 @@ def _service(**changes):
 
 
 def _aggregate(**metadata):
-    return (facts.Aggregate('a', frozenset({'compute1'}), metadata),)
+    return (aggregate.Aggregate(
+        name='a', hosts=['compute1'], metadata=metadata),)
 
 
 _PLAIN = clouds.profile()
