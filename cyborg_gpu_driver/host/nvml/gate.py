@@ -8,6 +8,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import importlib.metadata
 import logging
 import os
 import threading
@@ -24,8 +25,6 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access as access_module
 
-# NVML's shared library: its path, its sessions and its codes.
-
 LOG = logging.getLogger(__name__)
 
 NVML = 'NVML'
@@ -34,6 +33,13 @@ ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
 """Errors that mean that a GPU or its driver does not support a call."""
 NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
 """Errors that mean that the session has ended."""
+
+# The newest name of pynvml that the library needs.
+if not hasattr(pynvml, 'c_nvmlGpuFabricInfo_v3_t'):
+    raise exception.HostUnusable(
+        reason=f'{pynvml.__file__} is of nvidia-ml-py '
+               f'{importlib.metadata.version("nvidia-ml-py")}, and this '
+               'library needs 13.580.65 or later')
 
 _INDEX_LIMIT = 64
 _NO_NUMBER = 0xffffffff

@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
+
+import fixtures
+import pynvml
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.tests import scope
@@ -77,3 +81,14 @@ class ImportsTest(base.CommandCase):
         self.assertIn('cyborg_gpu_driver.simulator', modules)
         self.assertEqual({'yaml', 'cyborg_gpu_driver.simulator'},
                          heavy(modules))
+
+    def test_old_pynvml(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        pathlib.Path(directory, 'pynvml.py').write_text(
+            pathlib.Path(pynvml.__file__).read_text().replace(
+                'c_nvmlGpuFabricInfo_v3_t', 'unknown'))
+        self.useFixture(fixtures.EnvironmentVariable('PYTHONPATH', directory))
+        done = subprocess.run(
+            [sys.executable, '-c', _RUN, 'gpu', 'list'], text=True,
+            capture_output=True, check=True, timeout=scope.HANG)
+        self.assertIn('needs 13.580.65 or later', done.stdout + done.stderr)
