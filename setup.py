@@ -2,4 +2,4 @@
 
 import setuptools
 
-setuptools.setup(setup_requires=['pbr>=6.0.0'], pbr=True)
+setuptools.setup(setup_requires=['pbr>=5.10'], pbr=True)
