@@ -254,6 +254,10 @@ def main(argv: list[str] | None = None) -> int:
     program = CyborgGpu()
     try:
         return program.run(sys.argv[1:] if argv is None else argv)
+    except exception.HostUnusable as error:
+        # Raised while the module of the command was imported.
+        sys.stderr.write(f'{error}\n')
+        return 1
     finally:
         program.close()
 
