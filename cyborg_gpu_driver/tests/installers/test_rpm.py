@@ -44,14 +44,13 @@ class RpmTest(installers.WorkCase):
         (name,) = re.findall(r'^%global pypi_name (\S+)', SPEC.read_text(),
                              re.M)
         (version,) = re.findall(r'^Version: +(\S+)', SPEC.read_text(), re.M)
-        (cls.work / 'SOURCES').mkdir()
-        with tarfile.open(cls.work / 'SOURCES' / f'{name}-{version}.tar.gz',
-                          'w:gz') as archive:
-            archive.add(source, f'{name}-{version}')
+        archive = cls.work / f'{name}-{version}.tar.gz'
+        with tarfile.open(archive, 'w:gz') as stream:
+            stream.add(source, f'{name}-{version}')
         defined = {**MACROS, '_topdir': str(cls.work)}
-        cls.call('rpmbuild', '-ba', '--nodeps', *(
+        cls.call('rpmbuild', '-ta', '--nodeps', *(
             word for macro, value in defined.items()
-            for word in ('--define', f'{macro} {value}')), SPEC)
+            for word in ('--define', f'{macro} {value}')), archive)
 
     @classmethod
     def call(cls, *command):
