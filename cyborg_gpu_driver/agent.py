@@ -92,12 +92,10 @@ class _Node(node.Node):
 
     def _why_disabled(self, address: model.PciAddress
                       ) -> cordon.Cordon | None:
-        """Who disabled a GPU in Cyborg, when and why.
+        """Who disabled a GPU in Cyborg, when and why; None if unknown.
 
         ``openstack gpu cordon`` writes that to a trait of the GPU's
         providers, because Cyborg's API takes no reason.
-
-        :returns: None if no trait says it, or Placement does not answer.
         """
         assert self.tree is not None  # The agent always has one.
         try:

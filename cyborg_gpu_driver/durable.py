@@ -28,10 +28,7 @@ _TRIES = 8
 
 
 def write(path: str, kind: str, version: int, content: Any) -> None:
-    """Replace a file atomically and sync it to the disk.
-
-    :param kind: what the file is, checked when it is read.
-    """
+    """Replace a file atomically and sync it to the disk."""
     directory = os.path.dirname(path)
     text = _text(content)
     head = json.dumps({'kind': kind, 'version': version,
@@ -60,7 +57,6 @@ def mark(path: str) -> tuple[int, ...] | None:
 def read(path: str, kind: str, version: int) -> Any:
     """The content that :func:`write` put there; None without a file.
 
-    :raises JournalUnreadable: if this process cannot read the file.
     :raises JournalError: if the file is of another kind, or damaged.
     """
     document = _document(path, kind)
@@ -81,7 +77,6 @@ def salvage(path: str, kind: str) -> tuple[Any, bool]:
 
     :returns: the content, None if nothing can be read; and whether it
         matches its checksum.
-    :raises JournalUnreadable: if this process cannot read the file.
     """
     try:
         document = _document(path, kind) or {}

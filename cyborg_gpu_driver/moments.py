@@ -27,8 +27,6 @@ def of(seconds: float) -> datetime.datetime:
     """The aware moment in UTC.
 
     :param seconds: of the epoch.
-    :raises ValueError, OverflowError, OSError: if no date is so early or
-        late.
     """
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
 
@@ -94,7 +92,6 @@ def period(start: str | None, end: str | None,
 
     :param start: None for all time before ``end``.
     :param end: None for now. A later moment is replaced by now.
-    :raises InvalidValue: if either is not a moment, or the end comes first.
     """
     now = timeutils.utcnow(True)
     begin = parse(names[0], start)

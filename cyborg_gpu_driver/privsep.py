@@ -99,10 +99,7 @@ def may_run() -> bool:
 
 
 def unfinished(subjects: Collection[str], seconds: float) -> tuple[str, ...]:
-    """Wait until the calls about some subjects have ended in this process.
-
-    :returns: the functions of the calls that still run then.
-    """
+    """Wait until the calls about some subjects have ended in this process."""
     def found() -> tuple[str, ...]:
         return tuple(sorted(name for name, subject in _running.values()
                             if subject in subjects))

@@ -23,10 +23,7 @@ def query(url: str, text: str, labels: tuple[str, ...], seconds: float,
           at: float | None = None) -> dict[tuple[str, ...], float]:
     """Return the values of an instant query, by those of some labels.
 
-    :param text: the query, in PromQL; its result is a vector.
-    :param seconds: how long the answer may take.
     :param at: the moment of the query, in seconds of the epoch; None for now.
-    :raises InvalidValue: if Prometheus does not answer the query in time.
     """
     try:
         return parse(_get(url.rstrip('/') + _PATH, seconds, {
@@ -45,8 +42,6 @@ def parse(document: Any, labels: tuple[str, ...]
     Prometheus' HTTP API, "Instant queries": ``{"status": "success", "data":
     {"resultType": "vector", "result": [{"metric": {...}, "value": [TIME,
     "0.5"]}]}}``. A series without a label has the empty value for it.
-
-    :raises ValueError: if it is an error, or has another form.
     """
     if isinstance(document, dict) and document.get('status') == 'error':
         raise ValueError(f'{document.get("errorType")}: '

@@ -56,12 +56,7 @@ _PLAIN_KEY = re.compile(r'[\w.:/+-]+', re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A place in a document, such as ``flavors[2].ram``.
-
-    :ivar source: the document's name, such as the path of a file.
-    :ivar path: empty for the document as a whole.
-    :ivar error_type: the type of its errors.
-    """
+    """A place in a document, such as ``flavors[2].ram``."""
 
     source: str
     path: str = ''
@@ -95,8 +90,6 @@ def check(value: Any, schema: Schema, place: Place,
     """Check a document, or a part of one.
 
     Unlike in the standard, 2.0 is not an integer.
-
-    :raises DocumentError: of the place's error type, naming the first fault.
     """
     _check_size(value, place)
     found = next(_validator(schema, formats or {}).iter_errors(value), None)
@@ -116,8 +109,6 @@ def mapping(required: Mapping[str, Schema],
 
     A ``version`` is checked first, because another version of a format may
     have other keys.
-
-    :param closed: whether other keys than these are an error.
     """
     known = {**required, **(optional or {})}
     first: dict[str, Any] = {'type': 'object'}

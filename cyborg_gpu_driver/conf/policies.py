@@ -101,11 +101,7 @@ class Settings:
 
 
 def read(conf: cfg.ConfigOpts) -> Settings:
-    """Read ``[gpu]`` and the policies that it names.
-
-    :raises InvalidConfiguration: naming group, option and what is right. An
-        unknown option and a policy that is not listed are errors.
-    """
+    """Read ``[gpu]`` and the policies that it names."""
     gpu_conf.register_opts(conf)
     names = validation.value(conf, 'gpu', 'policies')
     for name in names:

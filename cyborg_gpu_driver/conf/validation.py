@@ -49,11 +49,7 @@ def check_options(conf: cfg.ConfigOpts, policies: Sequence[str]) -> None:
 
 
 def value(conf: cfg.ConfigOpts, group: str, option: str) -> Any:
-    """Value of an option.
-
-    :raises InvalidConfiguration: if the value has a wrong type or is out of
-        range, or refers by ``$NAME`` to an option that does not exist.
-    """
+    """Value of an option."""
     try:
         return conf[group][option]
     except (cfg.Error, ValueError, RecursionError) as error:

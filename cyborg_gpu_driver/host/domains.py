@@ -46,10 +46,7 @@ class DomainReader:
         self._timeout = timeout
 
     def read(self) -> tuple[domain.Domain, ...]:
-        """Return all virtual machines, except those that cannot be parsed.
-
-        :raises UsageUnknown: if libvirt refuses, or does not answer in time.
-        """
+        """Return all virtual machines, except those that cannot be parsed."""
         try:
             texts = deadline.run(_OWNER, self._timeout, 'listAllDomains',
                                  self._texts)

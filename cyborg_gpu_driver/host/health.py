@@ -391,10 +391,7 @@ class Watcher:
 
 
 class EventSet:
-    """The GPUs that one thread waits on, through its own session.
-
-    :param wake: is set when the event set was freed for another process.
-    """
+    """The GPUs that one thread waits on, through its own session."""
 
     def __init__(self, shared: nvml_module.NvmlSession,
                  nvml: nvml_module.NvmlSession,
@@ -424,10 +421,6 @@ class EventSet:
         """Put these GPUs and no others into the set, as far as possible.
 
         A GPU that refuses is left out and does not affect the others.
-
-        :returns: one event for each member that turns out to be lost.
-        :raises NvmlError: if NVML itself is not available.
-        :raises NvmlClosed: if another process has NVML to itself.
         """
         with self._nvml.kept(0):
             before = set(self.members.values())
@@ -448,11 +441,7 @@ class EventSet:
                 if states[address] == 'GPU_IS_LOST']
 
     def wait(self, milliseconds: int) -> list[condition.Event]:
-        """Return the next event, if there is one within that time.
-
-        :raises NvmlError: if the set can no longer be used.
-        :raises NvmlClosed: if another process has NVML to itself.
-        """
+        """Return the next event, if there is one within that time."""
         try:
             with self._nvml.kept(0):
                 return self._next(milliseconds)

@@ -40,7 +40,6 @@ def device_openers(proc: str, prefix: str, number: int) -> tuple[int, ...]:
     device it is. Files of other names are left alone: stat of a file on a
     network file system may never return.
 
-    :param prefix: how names of this kind of nodes begin.
     :param number: as in ``st_rdev``.
     """
     def is_node(place: str, path: str) -> bool:
@@ -82,7 +81,6 @@ def lock_holders(kind: str, is_file: Callable[[str], bool],
     major:minor:inode (hexadecimal, hexadecimal, decimal), start and end. The
     line of a waiting process has an arrow in the second place.
 
-    :param kind: ``POSIX`` or ``FLOCK``.
     :param is_file: whether major, minor and inode are those of the file.
     """
     found: set[int] = set()
@@ -111,10 +109,7 @@ def process_name(pid: int, proc: str = '/proc') -> str:
 
 
 def _open_files(place: str) -> Iterator[tuple[str, str]]:
-    """Yield a process's open files; none if it has ended.
-
-    :returns: for each file, its link in proc and its path.
-    """
+    """Yield a process's open files; none if it has ended."""
     try:
         descriptors = os.listdir(place)
     except (FileNotFoundError, ProcessLookupError):

@@ -115,20 +115,15 @@ def simulated(machine: str, state: str | None = None) -> Platform:
     It is loaded as a plug-in, so that a host with real GPUs imports nothing
     of the simulator.
 
-    :param machine: name of a host that comes with the library, or a file.
     :param state: file that keeps the machine between processes; None keeps
         the machine in the memory of this process.
-    :raises HostUnusable: if there is no such machine.
     """
     plugin = driver.DriverManager(NAMESPACE, 'simulated').driver
     return plugin(machine, state)
 
 
 def from_conf(conf: cfg.ConfigOpts) -> Platform:
-    """Return the machine that ``[gpu]`` names, real or simulated.
-
-    :raises HostUnusable: if ``[gpu] simulate`` names no machine.
-    """
+    """Return the machine that ``[gpu]`` names, real or simulated."""
     if conf.gpu.simulate:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
     else:

@@ -100,10 +100,7 @@ class HostReader:
         return dataclasses.replace(gpu, **self._links.get(address, {}))
 
     def complete_gpu(self, address: model.PciAddress) -> model.Gpu:
-        """Like :meth:`gpu`, but raise if a part of the GPU is missing.
-
-        :raises StepFailed: if a part of the GPU cannot be read.
-        """
+        """Like :meth:`gpu`, but raise if a part of the GPU is missing."""
         gpu = self.gpu(address)
         doubts = condition.doubts(gpu)
         if doubts:

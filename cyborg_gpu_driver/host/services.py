@@ -55,10 +55,7 @@ class Running:
 
 
 def running(proc: str = '/proc') -> Running | None:
-    """Return the services that run on this machine.
-
-    :returns: None if processes cannot be listed.
-    """
+    """Return the services that run here; None if that is not known."""
     try:
         names = os.listdir(proc)
     except OSError:

@@ -90,10 +90,6 @@ def may_run(machine: platform.Platform, gpu: model.Gpu,
     If NVML's facts fit several functions, those whose VFIO device is open
     are assumed to have the guests. So use this in addition to
     :func:`vfio_holders`, not instead of it.
-
-    :param gpu: a fresh snapshot of the GPU.
-    :raises NvmlError, SysfsError, UsageUnknown: if this cannot be
-        determined.
     """
     alike = [vgpu for vgpu in guests(machine, gpu)
              if any(vgpu.may_be_on(vf) for vf in gpu.vfs
@@ -139,7 +135,6 @@ def vfio_holders(machine: platform.Platform, device: model.PciAddress | str,
     ``vfio-dev``. Its group is ``/dev/vfio/<n>``, with the n of the IOMMU
     group (Documentation/driver-api/vfio.rst of the kernel).
 
-    :param device: a PCI function, or the UUID of an mdev.
     :returns: process ids. A process that has the group open may use another
         function of the group. An mdev has a group of its own.
     :raises UsageUnknown: if a process cannot be inspected, or there may be
@@ -187,10 +182,7 @@ def _is_closed(machine: platform.Platform, group: str) -> bool:
 
 def refuse_open(machine: platform.Platform, vgpu: model.PciAddress | str
                 ) -> None:
-    """Check that no process has a vGPU's VFIO device open.
-
-    :param vgpu: the UUID of its mdev, or the address of its function.
-    """
+    """Check that no process has a vGPU's VFIO device open."""
     holders = vfio_holders(machine, vgpu)
     if holders:
         raise exception.GpuInUse(
@@ -285,11 +277,7 @@ def is_unused(machine: platform.Platform, address: model.PciAddress) -> bool:
 
 def only_display_uses(machine: platform.Platform, address: model.PciAddress,
                       besides: str | None = None) -> bool:
-    """Whether only nvidia_drm has a GPU open, which an unbind then ends.
-
-    :param besides: name of a process that may have it open too.
-    :raises UsageUnknown, SysfsError: if it is unknown who has it open.
-    """
+    """Whether only nvidia_drm has a GPU open, which an unbind then ends."""
     display = _display(machine, address)
     version = machine.sysfs.read_optional('module', 'nvidia', 'version')
     return (bool(display) and whole.releases_display(version)

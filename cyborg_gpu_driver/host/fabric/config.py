@@ -36,11 +36,7 @@ class Config:
 
 
 def read(source: str | Callable[[], str]) -> Config:
-    """Read the configuration file.
-
-    :param source: path of the file, or a callable that returns its text.
-    :raises FabricError: if the file cannot be read or a value is not valid.
-    """
+    """Read the configuration file."""
     path = PATH if callable(source) else source
     try:
         if callable(source):

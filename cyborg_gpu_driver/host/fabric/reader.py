@@ -30,10 +30,7 @@ _SECONDS = 10
 
 def read(machine: platform.Platform, host: model.Host
          ) -> model.Fabric | None:
-    """Read the fabric, and query the fabric manager.
-
-    :returns: None if the machine has no NVSwitches.
-    """
+    """Read the fabric, and query its manager; None without NVSwitches."""
     modules = _modules(machine, host)
     if (not pci.PciBus(machine.sysfs).nvswitches()
             and not _any_on_switches(machine, modules)):

@@ -59,9 +59,6 @@ class FabricSession:
 
     The first call opens it. A later call opens it again if the fabric manager
     was restarted or the process has forked.
-
-    :param config: returns the configuration of the fabric manager, which
-        contains its address.
     """
 
     def __init__(self, config: Callable[[], config_module.Config],
@@ -146,7 +143,6 @@ class FabricSession:
         in the user guide).
 
         :raises FabricError: NOT_SUPPORTED if it does not wait for this.
-        :raises InvalidValue: if there are more ids than it accepts.
         """
         wanted = sorted(partition_ids)
         if len(wanted) > abi.MAX_PARTITIONS:

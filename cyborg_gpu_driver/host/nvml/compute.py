@@ -39,8 +39,6 @@ class ComputeReader:
 
     The compute instance profiles of a GPU instance profile are read once per
     session, from one board of each kind.
-
-    :param board_of: returns a board's kind, by its address.
     """
 
     def __init__(self, nvml: nvml_module.NvmlSession,

@@ -134,7 +134,6 @@ def indexed(ask: Callable[[int], Any], limit: int = _INDEX_LIMIT
     NVML answers NOT_SUPPORTED for a gap and INVALID_ARGUMENT at the end.
 
     :param limit: the index at which to stop if NVML never reports the end.
-    :raises NvmlError: for any other error.
     """
     for index in range(limit):
         try:
@@ -182,7 +181,6 @@ class Gate:
         """Keep the session from being closed for others.
 
         :param seconds: how long to wait while others want NVML closed.
-        :raises NvmlClosed: if that takes longer.
         """
         self._enter(self.access.timeout if seconds is None else seconds)
         try:
@@ -197,7 +195,6 @@ class Gate:
     def opening(self) -> None:
         """Take the shared lock; call this before NVML is opened.
 
-        :raises NvmlClosed: if others want NVML closed for too long.
         :raises RuntimeError: if there is no thread that would close NVML for
             others, and none can be started now.
         """
@@ -271,8 +268,6 @@ class Guarded:
     """A session that closes when other processes want NVML closed.
 
     It remains open while it is in use, or no other process wants NVML closed.
-
-    :param shared: what the sessions of this process share; None creates it.
     """
 
     def __init__(self, shared: access_module.Access | None = None):
@@ -298,7 +293,6 @@ class Guarded:
         must not wait for such a process, for example for a GPU's lock.
 
         :param seconds: how long to wait while others have NVML to themselves.
-        :raises NvmlClosed: if that takes longer.
         """
         return self.gate.kept(seconds)
 

@@ -290,8 +290,6 @@ class GpuReader:
 
         They are read at the first request, and again after the GPU's static
         facts were read again, because NVLinks are not active in MIG mode.
-
-        :param address: address of the GPU; a GPU not read yet has no links.
         """
         known = self._known.get(address)
         if known is None:

@@ -53,8 +53,6 @@ class MigCalls:
         """Return the live GPU instances of a profile.
 
         Makes one call, and one per instance.
-
-        :raises NvmlError: NOT_SUPPORTED if the GPU has no MIG.
         """
         return tuple(sorted(
             self._instance(handle)
@@ -145,10 +143,7 @@ class MigCalls:
 
     def compute_instances(self, device: Any, instance_id: int
                           ) -> tuple[Any, ...]:
-        """Handles of the compute instances of a GPU instance.
-
-        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
-        """
+        """Handles of the compute instances of a GPU instance."""
         instance = self.gpu_instance(device, instance_id)
         found = []
         for info in self.compute_profiles(instance):
@@ -167,18 +162,12 @@ class MigCalls:
 
     def destroy_compute_instances(self, device: Any,
                                   instance_id: int) -> None:
-        """Destroy every compute instance of a GPU instance.
-
-        :raises NvmlError: IN_USE if a process runs on one.
-        """
+        """Destroy every compute instance of a GPU instance."""
         for handle in self.compute_instances(device, instance_id):
             self.call('nvmlComputeInstanceDestroy', handle)
 
     def mig_uuids(self, device: Any, instance_id: int) -> tuple[str, ...]:
-        """UUIDs of a GPU instance's MIG devices, one per compute instance.
-
-        :raises NvmlError: NOT_FOUND if there is no such GPU instance.
-        """
+        """UUIDs of a GPU instance's MIG devices, one per compute instance."""
         return tuple(sorted(
             self._mig_uuid(handle)
             for handle in self.compute_instances(device, instance_id)))
@@ -195,11 +184,7 @@ class MigCalls:
 
     def handles(self, name: str, owner: Any, profile_id: int, kind: Any,
                 limit: int = INSTANCE_LIMIT) -> list[Any]:
-        """Handles of the live instances of a profile (one call).
-
-        :param owner: handle of the GPU or GPU instance that contains them.
-        :param limit: the most instances to expect; there is room for more.
-        """
+        """Handles of the live instances of a profile (one call)."""
         found = (kind * max(limit, INSTANCE_LIMIT))()
         count = ctypes.c_uint(0)
         self.call(name, owner, profile_id, found, ctypes.byref(count))

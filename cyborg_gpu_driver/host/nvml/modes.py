@@ -77,10 +77,7 @@ def kept(nvml: nvml_session.NvmlSession, address: model.PciAddress
 
 
 def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
-    """Return the mode of all GPUs of the machine: off, on or devtools.
-
-    :returns: None if the driver does not know the mode.
-    """
+    """Return the mode of all GPUs: off, on, devtools; None if not known."""
     state = nvml.optional('nvmlSystemGetConfComputeState')
     if state is None:
         return None

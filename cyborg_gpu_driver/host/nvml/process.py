@@ -110,7 +110,7 @@ def memory_mib(nvml: nvml_module.NvmlSession, device: Any
                ) -> tuple[int, int] | None:
     """Return the used memory without the driver's own, and the total.
 
-    :returns: None if the driver does not report its own memory separately.
+    Some drivers do not report their own memory separately: None.
     """
     found = nvml.optional('nvmlDeviceGetMemoryInfo', device,
                           pynvml.nvmlMemory_v2)
@@ -119,10 +119,7 @@ def memory_mib(nvml: nvml_module.NvmlSession, device: Any
 
 def uncorrected_errors(nvml: nvml_module.NvmlSession, device: Any
                        ) -> int | None:
-    """Uncorrected memory errors since the last reset (volatile ECC).
-
-    :returns: None on a GPU without ECC.
-    """
+    """Uncorrected memory errors since the last reset; None without ECC."""
     return nvml.optional('nvmlDeviceGetTotalEccErrors', device,
                          pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
                          pynvml.NVML_VOLATILE_ECC)

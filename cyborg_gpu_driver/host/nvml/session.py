@@ -84,7 +84,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     :param timeout: seconds for one call, and for all calls together in a
         block of :meth:`about`.
-    :param shared: what the sessions of this process share; None creates it.
     """
 
     def __init__(self, timeout: float = TIMEOUT,
@@ -139,7 +138,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
         :raises NvmlError: FUNCTION_NOT_FOUND if pynvml or the library is
             too old; NOT_SUPPORTED if the GPU does not support it; and so on.
-        :raises NvmlClosed: if others have NVML to themselves for too long.
         """
         with self.kept():
             return self._call(name, *args)
@@ -301,8 +299,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         """Return the handle of the GPU at ``address``, cached per session.
 
         Use the handle only within one block of :meth:`kept`.
-
-        :raises NvmlError: NOT_FOUND if NVML knows no GPU there.
         """
         with self.kept():
             session = self._opened()

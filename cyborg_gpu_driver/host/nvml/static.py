@@ -84,8 +84,6 @@ class Alike:
             from one session to the next, as the driver may have changed.
         :param kind: all that the answer depends on. If it is None, the kind
             is not known and each board is read separately.
-        :param read: reads the facts; its argument collects the problems.
-        :param problems: receives the problems if ``read`` is called.
         """
         if kind is None:
             return read(problems)

@@ -131,10 +131,7 @@ class TelemetryReader:
         self._known: dict[model.PciAddress, _Known] = {}
 
     def read(self, address: model.PciAddress) -> telemetry.Sample | None:
-        """Read the metrics of the GPU at ``address``.
-
-        :raises NvmlClosed: if another process wants NVML closed.
-        """
+        """Read the metrics of a GPU; None if NVML cannot be opened."""
         with self._nvml.kept(0), self._nvml.about(address):
             if self._nvml.problem() is not None:
                 return None
@@ -183,10 +180,7 @@ class _Questions:
         self.known = known
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Return the answer of a call; None if there is none.
-
-        :raises NvmlError: if the GPU does not answer, or no longer answers.
-        """
+        """Return the answer of a call; None if there is none."""
         key = f'{name} {arguments[1]}' if name in _EACH else name
         if key in self.known.absent:
             return None
@@ -326,10 +320,7 @@ def _instance_utilization(asked: _Questions, device: Any,
 
 def _takes_sample(asked: _Questions, device: Any, number: int,
                   pair: list[Any]) -> bool:
-    """Put a new sample of an instance at the end of its samples.
-
-    :returns: False if the GPU has none.
-    """
+    """Put a new sample of an instance at the end of its samples."""
     if 'nvmlGpmMigSampleGet' in asked.known.absent:
         return False
     if len(pair) == 2:

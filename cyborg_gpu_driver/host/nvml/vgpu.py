@@ -152,8 +152,6 @@ def scheduler_capabilities(nvml: nvml_module.NvmlSession, device: Any
     """Return the schedulers that the GPU has, without the policy in force.
 
     They do not change while the driver is loaded.
-
-    :returns: None if the driver does not schedule vGPUs.
     """
     found = nvml.optional('nvmlDeviceGetVgpuSchedulerCapabilities', device)
     if not found:

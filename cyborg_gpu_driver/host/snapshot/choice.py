@@ -48,12 +48,7 @@ def index(host: model.Host, gpu: model.Gpu) -> int | None:
 
 
 def find(host: model.Host, text: str) -> model.Gpu:
-    """Return the GPU that a user named.
-
-    :param text: an index; a PCI address in the form of sysfs, NVML or lspci;
-        or a UUID.
-    :raises InvalidValue: if ``text`` is none of these.
-    """
+    """Return the GPU that a user named."""
     if _INDEX.fullmatch(text):
         return _numbered(host, text)
     if text.upper().startswith('GPU-'):

@@ -44,10 +44,7 @@ class Domain:
 
 
 def parse(xml: str) -> Domain:
-    """Return the domain that an XML document describes.
-
-    :raises ValueError: if the document does not describe a domain.
-    """
+    """Return the domain that an XML document describes."""
     if len(xml) > _LIMIT:
         raise ValueError('it is too long for the XML of a domain')
     reader = _Reader()

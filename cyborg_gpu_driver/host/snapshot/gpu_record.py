@@ -83,11 +83,7 @@ class Record:
 
 def of(gpu: host_model.Gpu, boot: str, time: float,
        driver_version: str | None = None, **more: Any) -> Record:
-    """Create the record of a GPU that NVML has just been queried about.
-
-    :param gpu: the GPU in a complete snapshot.
-    :param more: fields of :class:`Record` that the snapshot does not have.
-    """
+    """Create the record of a GPU that NVML has just been queried about."""
     return Record(
         ids=_ids(gpu), boot=boot, time=time, driver_version=driver_version,
         has_mig=gpu.mig is not None, nvlink_peers=gpu.nvlink_peers,
@@ -127,10 +123,7 @@ class Records:
 
     def keep_board(self, address: host_model.PciAddress, record: Record
                    ) -> None:
-        """Replace the record of a GPU.
-
-        :raises JournalError: if the record cannot be written to the disk.
-        """
+        """Replace the record of a GPU."""
 
 
 def _ids(gpu: host_model.Gpu

@@ -36,10 +36,7 @@ class PciAddress:
 
     @classmethod
     def parse(cls, text: str) -> PciAddress:
-        """Parse an address in the form of sysfs or of NVML.
-
-        :raises InvalidValue: if ``text`` is anything else.
-        """
+        """Parse an address in the form of sysfs or of NVML."""
         match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
         if match is None or int(match['device'], 16) > 0x1f:
             raise exception.InvalidValue(

@@ -71,8 +71,6 @@ def obstacle(address: str, group: int | None,
         not be read.
     :param follow: whether this library is to bind the GPU to vfio-pci. It
         then binds the other functions of the board too.
-    :param together: GPUs that the same guest gets.
-    :returns: empty if a guest can get it.
     """
     if neighbours is None:
         return 'its IOMMU group cannot be read'

@@ -113,10 +113,10 @@ class MdevTree:
                         ) -> tuple[int, ...] | None:
         """vGPU types that can be created on a function of vendor VFIO now.
 
-        :returns: None if the function has no such file.
-        NVIDIA shows the table with a line "ID : vGPU Name" (vGPU software
-        documentation) and without it (README of kubevirt-gpu-device-plugin).
-        Only the ids are needed. Lines without one are ignored.
+        None if the function has no such file. NVIDIA shows the table with a
+        line "ID : vGPU Name" (vGPU software documentation) and without it
+        (README of kubevirt-gpu-device-plugin). Lines without an id are
+        ignored.
         """
         text = self._sysfs.read_optional(
             *pci.DEVICES, str(function), 'nvidia', 'creatable_vgpu_types')
@@ -130,7 +130,6 @@ class MdevTree:
                     ) -> int | None:
         """Return a number of the vGPU on a function of vendor VFIO.
 
-        :param name: ``gpu_instance_id`` or ``placement_id``.
         :returns: None if the driver reports none, by whatever word, or there
             is no vGPU (ENXIO).
         """

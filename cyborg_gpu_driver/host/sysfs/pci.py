@@ -37,7 +37,6 @@ class Sysfs:
     Callers pass paths as components, and only this class joins them. It
     refuses a component that could leave the tree before it builds a path.
 
-    :param root: where sysfs is mounted, ``/sys`` on a real machine.
     :param os_module: has the functions ``open``, ``read``, ``write``,
         ``close``, ``listdir``, ``readlink`` and ``stat``.
     """
@@ -95,7 +94,6 @@ class Sysfs:
         process from ending. So a child process makes the call. A simulated
         kernel may be in this process's memory and is called in a thread.
 
-        :param act: such as :meth:`write` or :meth:`read_optional`.
         :raises TimeoutError: if the call did not return; it may still do so.
         """
         call = (deadline.call_apart if self._os is os
@@ -103,10 +101,7 @@ class Sysfs:
         return call(seconds, functools.partial(act, *arguments))
 
     def listdir(self, *parts: str) -> list[str]:
-        """Return the sorted names in a directory; empty if it is missing.
-
-        :raises SysfsError: if the directory exists and cannot be read.
-        """
+        """Return the sorted names in a directory; empty if it is missing."""
         path = self._path(parts)
         try:
             return sorted(self._os.listdir(path))
@@ -212,10 +207,7 @@ def board(sysfs: Sysfs, address: model.PciAddress
 
 def physical_function(sysfs: Sysfs, name: str
                       ) -> model.PciAddress | None:
-    """Return the physical function of a virtual function.
-
-    :param name: the PCI address of a function.
-    """
+    """Return the physical function of a virtual one; None for others."""
     link = sysfs.link_name(*DEVICES, name, 'physfn')
     return model.PciAddress.parse(link) if link else None
 
@@ -331,8 +323,6 @@ class PciBus:
         Linux). Such a driver has an alias with the ids of its functions, and
         vfio-pci one for all functions. The alias with the fewest wildcards
         counts, as in libvirt (virPCIDeviceFindBestVFIOVariant).
-
-        :param aliases: see :func:`module_aliases`.
         """
         name = self._sysfs.read_optional(*DEVICES, str(address), 'modalias')
         found = [(pattern.count('*'), module) for pattern, module in
