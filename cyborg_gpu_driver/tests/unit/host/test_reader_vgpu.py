@@ -134,11 +134,19 @@ class InstanceSchedulerTest(VgpuCase):
         self.assertEqual((model.SchedulerPolicy.BEST_EFFORT, ()),
                          (shared.policy, shared.supported))
 
+    def test_that_the_driver_does_not_have(self):
+        self.machine.faults.fail('nvmlGpuInstanceGetVgpuSchedulerState',
+                                 pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                                 times=None)
+        self.assertEqual([None, None], self.schedulers())
+        self.assertEqual((), self.gpu().problems)
+
     def test_that_cannot_be_read(self):
         self.machine.faults.fail('nvmlGpuInstanceGetVgpuSchedulerState',
                                  pynvml.NVML_ERROR_UNKNOWN, times=None)
         self.assertEqual([None, None], self.schedulers())
         self.assertIn('vGPU scheduler', self.gpu().problems[0])
+
 
 class ProcessTest(VgpuCase):
 

@@ -38,12 +38,6 @@ class MixedSizesTest(base.SimulatedTestCase):
                                  pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self.assertIsNone(self.mixed_sizes())
 
-    def test_what_cannot_be_read_is_an_error(self):
-        for symbol in ('nvmlDeviceGetVgpuCapabilities',
-                       'nvmlDeviceGetVgpuHeterogeneousMode'):
-            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
-            self.assertEqual('UNKNOWN', self.refusal(self.mixed_sizes))
-
 
 class PlacementTest(base.SimulatedTestCase):
     """Placements, on drivers with either version of the list."""
@@ -52,11 +46,6 @@ class PlacementTest(base.SimulatedTestCase):
 
     def _placements(self, address, name):
         return nvml_vgpu.supported_placements(
-            self.nvml, self.device(address),
-            self.type(name, address).type_id)
-
-    def _free(self, address, name):
-        return nvml_vgpu.free_placements(
             self.nvml, self.device(address),
             self.type(name, address).type_id)
 
@@ -77,16 +66,6 @@ class PlacementTest(base.SimulatedTestCase):
     def test_types_without_placements(self):
         self.use('t4x4')
         self.assertEqual((None, ()), self._placements(self.first, 'T4-4Q'))
-
-    def test_what_cannot_be_read_is_an_error(self):
-        for symbol, call in (
-                ('nvmlDeviceGetVgpuTypeSupportedPlacements',
-                 self._placements),
-                ('nvmlDeviceGetVgpuTypeCreatablePlacements', self._free)):
-            self.gpu()
-            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
-            self.assertEqual('UNKNOWN', self.refusal(call, self.first,
-                                                     'L40S-24Q'))
 
 
 class SchedulerTest(base.SimulatedTestCase):
@@ -135,38 +114,3 @@ class SchedulerTest(base.SimulatedTestCase):
         self.assertIsNone(self._now())
         self.assertIsNotNone(nvml_vgpu.scheduler_capabilities(
             self.nvml, self.device()))
-
-
-class InstanceSchedulerTest(base.SimulatedTestCase):
-    """The scheduler of the vGPUs that share a GPU instance."""
-
-    MACHINE = 'rtxpro6000x8'
-
-    def setUp(self):
-        super().setUp()
-        self.number = self.nvml.create_gpu_instance(
-            self.device(), 47, model.Placement(0, 3)).instance_id
-        self.capabilities = nvml_vgpu.scheduler_capabilities(self.nvml,
-                                                             self.device())
-
-    def _now(self, number=None):
-        return nvml_vgpu.instance_scheduler_state(
-            self.nvml, self.device(),
-            self.number if number is None else number, self.capabilities)
-
-    def _set(self, policy, time_slice=None):
-        nvml_vgpu.set_instance_scheduler(self.nvml, self.device(),
-                                         self.number, policy, time_slice)
-
-    def test_each_policy(self):
-        for policy in _POLICIES:
-            self._set(policy)
-            self.assertIs(policy, self._now().policy)
-
-    def test_none_where_the_driver_has_none(self):
-        plain = self.nvml.create_gpu_instance(
-            self.device(), 14, model.Placement(3, 3)).instance_id
-        self.assertIsNone(self._now(plain))
-        self.machine.faults.fail('nvmlGpuInstanceGetVgpuSchedulerState',
-                                 pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        self.assertIsNone(self._now())

@@ -53,9 +53,6 @@ class RecordTestCase(base.SimulatedTestCase):
     def seen(self, address=None):
         return self.new_reader().snapshot().gpu(address or self.first)
 
-    def path(self, address):
-        return os.path.join(self.state_path, 'gpus', f'{address}.json')
-
 
 class CompletionTest(RecordTestCase):
 
