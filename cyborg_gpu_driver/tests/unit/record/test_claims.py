@@ -121,15 +121,6 @@ class JournalTest(base.BaseTestCase):
         self.records.give_back(_entry(2).handle)
         self.assertEqual((_entry(),), self.records.claims())
 
-    def test_a_handle_that_was_given_back_can_be_bound_again(self):
-        bound = _entry(phase=gpu_record.Phase.BOUND)
-        self.records.put_claims(bound)
-        self.records.give_back(bound.handle)
-        self.records.remove_claims(bound.handle)
-        self.records.put_claims(_entry())
-        self.records.put_claims(bound)
-        self.assertEqual((bound,), self.records.claims())
-
     def test_another_thread_removes_an_entry_that_is_being_read(self):
         class Removing(dict):
             def __contains__(self, handle):

@@ -218,8 +218,3 @@ class ClockTest(base.BaseTestCase):
         with open('/proc/uptime', encoding='ascii') as stream:
             seconds = float(stream.read().split()[0])
         self.assertLessEqual(seconds, uptime.now().uptime / 1000 + 0.01)
-
-    def test_the_records_hold_it(self):
-        self.assertEqual({}, gpu_record.GpuRecord().assigned)
-        self.assertIsNone(uptime.last(
-            self.useFixture(fixtures.TempDir()).path))

@@ -138,9 +138,6 @@ class StoreTest(StoreCase):
         with locks.gpu(self.state_path, ADDRESS):
             self.records.put(ADDRESS, fixed=FIXED)
 
-    def test_stores_of_one_directory_are_shared(self):
-        self.assertIs(store.of(self.state_path), store.of(self.state_path))
-
 
 class DamageTest(StoreCase):
 
