@@ -17,6 +17,8 @@ _SLICE = 'CUSTOM_NVIDIA_3G_40GB'
 class MigrationCase(gpu_cloud.GpuTestCase):
     """Two GPUs that Cyborg's own driver has reported as whole GPUs."""
 
+    addresses = _FIRST, _SECOND
+
     overrides = {
         'gpu': {'policies': 'both'},
         'gpu_policy:both': {'mode': 'mig', 'profiles': '3g.40gb',
@@ -40,7 +42,7 @@ class MigrationCase(gpu_cloud.GpuTestCase):
                 'vendor_id': '10de', 'device_id': '20b2',
                 'class_name': '3D controller', 'rc': 'PGPU',
                 **sysinfo._get_traits('10de', '20b2')})
-             for address in (_FIRST, _SECOND)])
+             for address in self.addresses])
 
     def boot(self):
         """Boot with a whole GPU of that driver; return server and address."""
@@ -51,7 +53,7 @@ class MigrationCase(gpu_cloud.GpuTestCase):
 
     def withdrawn(self):
         """Return the GPUs of Cyborg's own driver that are withdrawn."""
-        return {address for address in (_FIRST, _SECOND)
+        return {address for address in self.addresses
                 if names.WITHDRAWN in self.cloud.placement.traits(
                     self.cloud.provider(f'{gpu_cloud.HOST}_{address}')[
                         'uuid'])}
@@ -92,6 +94,25 @@ class WholeGpuTest(MigrationCase):
             {f'{gpu_cloud.HOST}_{idle}'},
             {name for name in self.cloud.placement.providers()
              if name.startswith(f'{gpu_cloud.HOST}_0000')})
+
+
+@scope.only_in_all
+class FunctionTest(MigrationCase):
+    """Cyborg's own driver has reported a virtual function as a GPU."""
+
+    addresses = ('0000:07:00.4',)
+
+    def test_its_gpu_waits_for_the_server(self):
+        server, used = self.boot()
+        self.report()
+        self.assertEqual({}, self.reserved(_FIRST))
+        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(_SECOND))
+        self.cloud.unbind(server)
+        for _ in range(2):
+            self.report()
+            self.assertEqual({used}, self.withdrawn())
+            self.assertEqual(0, self.left(used))
+            self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(_FIRST))
 
 
 class ReadyTest(MigrationCase):
