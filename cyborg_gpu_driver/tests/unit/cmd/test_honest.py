@@ -3,7 +3,6 @@
 """Read-only commands show the true state of a GPU and what is not reported.
 """
 
-import json
 import os
 
 import fixtures
@@ -20,16 +19,13 @@ _WHOLE = '0000:81:00.0'
 _VFIO = '0000:c1:00.0'
 
 
-class ReadCase(base.CommandCase):
+class ReadCase(base.HostCase):
 
     host = 'mixed'
+    gpus = 0
 
     def setUp(self):
         super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.state = os.path.join(self.directory, 'machine.json')
-        self.state_path = os.path.join(self.directory, 'state')
-        self.policies = ''
         self.faults = []
         load = simulator.Machine.load.__func__
 
@@ -44,21 +40,10 @@ class ReadCase(base.CommandCase):
             'cyborg_gpu_driver.simulator.machine.machine.Machine.load',
             classmethod(loaded)))
 
-    def machine(self):
-        return simulator.Machine.load(self.host, self.state)
-
-    def ask(self, *arguments, code=0):
-        conf = self.configure(
-            f'[DEFAULT]\nhost = compute1\n[gpu]\nsimulate = {self.host}\n'
-            f'simulate_state = {self.state}\n'
-            f'state_path = {self.state_path}\n{self.policies}',
-            self.directory)
-        return self.run_program('--config-file', conf, *arguments, code=code)
-
     def of(self, address, *arguments):
         """The rows of one GPU."""
-        return [row for row in json.loads(self.ask(
-            *arguments, '-f', 'json')[0]) if row['address'] == address]
+        return [row for row in self.rows_on_host(*arguments)
+                if row['address'] == address]
 
     def assert_nothing(self, address, *words):
         """Check that the commands show a GPU as unusable, with the reason."""
@@ -74,7 +59,7 @@ class ReadCase(base.CommandCase):
             for word in ('not changed in Cyborg', *words):
                 self.assertIn(word, row['problem'])
         for command in ('gpu', 'offer'):
-            _, errors = self.ask(command, 'list')
+            _, errors = self.run_on_host(command, 'list')
             self.assertIn(words[0], errors)
 
 
@@ -118,15 +103,16 @@ class StateTest(ReadCase):
         self.assertEqual((0, 'no', 'partitioned: MIG mode is on'), (
             row['creatable'], row['reported'], row['problem']))
 
+
 class ReportTest(ReadCase):
 
     def test_nova_compute_that_cannot_attach_it(self):
         self.host = host_files.write_host(self.directory, [
             {'model': 'l40s', 'address': '0000:16:00.0',
              'framework': 'vendor-vfio', 'vfs': 16}], unpatched_nova=True)
-        self.policies = ('policies = v\n[gpu_policy:v]\nmode = vgpu\n'
-                         'vgpu_types = L40S-12Q\n')
-        rows = json.loads(self.ask('offer', 'list', '-f', 'json')[0])
+        self.configure('[gpu]\npolicies = v\n[gpu_policy:v]\nmode = vgpu\n'
+                       'vgpu_types = L40S-12Q\n', self.directory)
+        rows = self.rows_on_host('offer', 'list')
         self.assertEqual({(4, 0, 'no')}, {
             (row['total'], row['creatable'], row['reported'])
             for row in rows})
@@ -139,7 +125,7 @@ class ReportTest(ReadCase):
         os.makedirs(os.path.dirname(path))
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{')
-        _, errors = self.ask('offer', 'list')
+        _, errors = self.run_on_host('offer', 'list')
         self.assertIn(path, errors)
         with open(path, encoding='utf-8') as stream:
             self.assertEqual('{', stream.read())

@@ -8,14 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import fixtures
-
 from cyborg_gpu_driver.cmd.doctor import command as doctor
 from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 FIXED = '''
@@ -36,34 +33,26 @@ SERVICES = f'report_in_placement = true{TOKEN}'
 ABSENT = '/nowhere/nova.conf'
 
 
-class CheckCase(base.CommandCase):
+class CheckCase(base.HostCase):
 
-    def setUp(self):
-        super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.conf = self.configure(FIXED, self.directory)
-        self.host = self.part('l40sx4')
+    host = 'l40sx4'
+    config = FIXED
 
-    def check(self, code, *arguments, simulate=None):
+    def check(self, code, *arguments):
         """Return the rows of the command, which ends with this exit code."""
-        output, _ = self.run_program(
-            '--config-file', self.conf,
-            *(('--simulate', self.host) if simulate is None else simulate),
-            'doctor', '--without-cloud',
-            *arguments, '-f', 'json', code=code)
-        return json.loads(output)
+        return self.rows_on_host('doctor', '--without-cloud', *arguments,
+                                 code=code)
+
+    def prepare(self):
+        """Create the fixed vGPUs of the policy."""
+        self.run_on_host('gpu', 'prepare', '--all')
 
     def nova(self, text):
         """Return the options for a nova.conf with this text."""
-        path = f'{self.directory}/nova.conf'
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(text)
-        return '--nova-config-file', path
+        return '--nova-config-file', self.write('nova.conf', text)
 
     def lines(self):
-        return self.run_program(
-            '--config-file', self.conf, '--simulate', self.host, 'nova',
-            'config')[0] + SERVICES
+        return self.run_on_host('nova', 'config')[0] + SERVICES
 
     def of(self, rows, code):
         return [(row['severity'], row['message']) for row in rows
@@ -74,20 +63,13 @@ class SimulatedTest(CheckCase):
 
     def setUp(self):
         super().setUp()
-        # The fixed vGPUs of the policy exist.
-        self.state = f'{self.directory}/machine'
-        self.simulate = ('--simulate', self.host, '--state', self.state)
-        self.run_program('--config-file', self.conf, *self.simulate, 'gpu',
-                         'prepare', '--all')
-
-    def check(self, code, *arguments):
-        return super().check(code, *arguments, simulate=self.simulate)
+        self.prepare()
 
     def test_all_is_well(self):
         self.assertEqual([], self.check(0, *self.nova(self.lines())))
 
     def test_gpus_that_nobody_can_read(self):
-        machine = simulator.Machine.load(self.host, self.state)
+        machine = self.machine()
         nova = self.nova(self.lines())
         machine.lose_gpu('0000:16:00.0')
         rows = self.check(1, *nova)
@@ -99,7 +81,6 @@ class SimulatedTest(CheckCase):
         self.assertIn('error', [code for code, _ in self.of(rows, 'nvml')])
 
     def test_options_of_placement(self):
-        path = f'{self.directory}/placement.conf'
         nova = self.nova(self.lines())
         order = 'randomize_allocation_candidates'
         tries = 'allocation_conflict_retry_count'
@@ -110,10 +91,9 @@ class SimulatedTest(CheckCase):
                 ({tries: '0'}, 1, 'placement-claims'),
                 ({order: 'soon'}, 2, 'not-examined'),
                 ({tries: 'few'}, 2, 'not-examined')):
-            with open(path, 'w', encoding='utf-8') as stream:
-                stream.write('[placement]\n' + ''.join(
-                    f'{name} = {value}\n'
-                    for name, value in {**good, **changes}.items()))
+            path = self.write('placement.conf', '[placement]\n' + ''.join(
+                f'{name} = {value}\n'
+                for name, value in {**good, **changes}.items()))
             rows = self.check(code, *nova, '--placement-config-file', path)
             self.assertEqual([wanted] if wanted else [],
                              [row['code'] for row in rows], changes)
@@ -149,7 +129,9 @@ class MachineTest(CheckCase):
             '[agent]\nenabled_drivers = cyborg_gpu_driver\n'
             f'[gpu]\nsysfs_root = {self.directory}\n'
             f'[placement]\n{text}\n', self.directory)
-        return self.check(code, *self.nova(TOKEN), *arguments, simulate=())
+        return json.loads(self.run_program(
+            '--config-file', self.conf, 'doctor', '--without-cloud',
+            *self.nova(TOKEN), *arguments, '-f', 'json', code=code)[0])
 
     def test_the_machine_and_placement(self):
         rows = self.real(1, 'auth_type = nosuch')

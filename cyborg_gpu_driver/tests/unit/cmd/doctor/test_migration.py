@@ -12,52 +12,37 @@ import fixtures
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.doctor.rules import migration
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd.doctor import test_command
 
 FIRST = '0000:16:00.0'
 SECOND = '0000:38:00.0'
 
 
-class PeerCase(test_command.CheckCase):
+class PeerTest(test_command.CheckCase):
 
     def setUp(self):
         super().setUp()
-        self.machine_state = f'{self.directory}/machine'
-        self.prepared = f'{self.directory}/here'
-        self.run_program('--config-file', self.conf, '--simulate', self.host,
-                         '--state', self.prepared, 'gpu', 'prepare', '--all')
-        self.peer = simulator.Machine.load(self.host, self.machine_state)
+        self.peer = self.machine()
+        self.there = self.state
+        self.state = f'{self.directory}/here'
+        self.prepare()
 
     def facts(self, **changes):
         """Return the document of the peer in its present state."""
         output, _ = self.run_program(
             '--config-file', self.conf, '--simulate', self.host, '--state',
-            self.machine_state, 'doctor', '--peer-facts')
+            self.there, 'doctor', '--peer-facts')
         return {**json.loads(output), 'host': 'gpu2', **changes}
 
-    def compared(self, facts, code):
-        """Return severity, subject, message and action of each row."""
-        path = f'{self.directory}/facts.json'
-        with open(path, 'w', encoding='utf-8') as stream:
-            json.dump(facts, stream)
-        output, _ = self.run_program(
-            '--config-file', self.conf, '--simulate', self.host,
-            '--state', self.prepared, 'doctor', '--peer', path,
-            *self.nova(self.lines()), '-f', 'json', code=code)
-        return [tuple(row[name] for name in ('severity', 'subject',
-                                             'message', 'action'))
-                for row in json.loads(output)]
-
     def one(self, facts, severity, *words):
-        ((found, subject, message, action),) = self.compared(
-            facts, 2 if severity == 'unknown' else 1)
-        self.assertEqual((severity, 'gpu2'), (found, subject), message)
+        (row,) = self.check(
+            2 if severity == 'unknown' else 1, '--peer',
+            self.write('facts.json', json.dumps(facts)),
+            *self.nova(self.lines()))
+        self.assertEqual((severity, 'gpu2'), (row['severity'],
+                                              row['subject']))
         for word in words:
-            self.assertIn(word, f'{message} / {action}')
-
-
-class PeerTest(PeerCase):
+            self.assertIn(word, f"{row['message']} / {row['action']}")
 
     def test_differences(self):
         here = self.facts()
@@ -125,7 +110,6 @@ class PeerTest(PeerCase):
                 'facts.json')
             self.assertIn('facts.json', str(error))
             self.assertIn(words, str(error))
-        _, errors = self.run_program(
-            '--config-file', self.conf, '--simulate', self.host, 'doctor',
-            '--peer', '/nowhere/facts', code=1)
+        _, errors = self.run_on_host('doctor', '--peer', '/nowhere/facts',
+                                     code=1)
         self.assertIn('/nowhere/facts', errors)

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import fixtures
-
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -17,14 +14,15 @@ _GROUPS = ('[gpu]\npolicies = g\nstate_path = {0}\n'
            '[gpu_policy:g]\nmode = nvlink\nnvlink_sizes = 2, 8\n')
 
 
-class FabricTest(base.CommandCase):
+class FabricTest(base.HostCase):
+
+    host = 'hgx-h200-vfio'
+    gpus = 0
 
     def setUp(self):
         super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.state = f'{self.directory}/state'
-        self.machine = simulator.Machine.load('hgx-h200-vfio', self.state)
-        self.host = ('--simulate', 'hgx-h200-vfio', '--state', self.state)
+        self.hardware = self.machine()
+        self.options = '--simulate', self.host, '--state', self.state
 
     def partitions(self, host, gpu):
         """The partitions with a GPU, by number."""
@@ -33,9 +31,9 @@ class FabricTest(base.CommandCase):
                 for item in shown['fabric_partitions']}
 
     def test_the_partitions(self):
-        with self.machine.operation(write=True):
-            self.machine.state.fabric.active['3'] = []
-        found = self.partitions(self.host, '0000:3a:00.0')
+        with self.hardware.operation(write=True):
+            self.hardware.state.fabric.active['3'] = []
+        found = self.partitions(self.options, '0000:3a:00.0')
         self.assertEqual([0, 1, 3, 7], [*found])
         self.assertEqual(
             {'partition': 3, 'state': 'active',
@@ -72,15 +70,15 @@ class FabricTest(base.CommandCase):
         self.assertIn(f'4 inactive: modules 2, 4 for {handle}', output)
 
     def test_a_fabric_manager_that_was_restarted(self):
-        self.machine.start_fabric_manager(restart=True)
-        with self.machine.operation(write=True):
-            self.machine.state.fabric.waiting = False
-        self.assertEqual([0, 1, 4, 8], [*self.partitions(self.host, '0')])
+        self.hardware.start_fabric_manager(restart=True)
+        with self.hardware.operation(write=True):
+            self.hardware.state.fabric.waiting = False
+        self.assertEqual([0, 1, 4, 8], [*self.partitions(self.options, '0')])
 
     def test_why_there_are_none(self):
-        self.machine.configure_fabric_manager(mode=0)
-        self.machine.start_fabric_manager()
-        output, errors = self.run_program(*self.host, 'gpu', 'show', '0')
+        self.hardware.configure_fabric_manager(mode=0)
+        self.hardware.start_fabric_manager()
+        output, errors = self.run_on_host('gpu', 'show', '0')
         self.assertRegex(output, r'\| fabric_partitions +\| - +\|')
         self.assertIn('NVSwitches: ', errors)
         self.assertIn('NOT_SUPPORTED', errors)

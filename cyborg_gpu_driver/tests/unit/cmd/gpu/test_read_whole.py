@@ -10,7 +10,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _CONFIGURATION = """
@@ -58,37 +57,30 @@ class BoundAtBootTest(base.CommandCase):
         self.assertIn('nvme', rows[_DISK]['problem'])
 
 
-class WithoutLibraryTest(base.CommandCase):
+class WithoutLibraryTest(base.HostCase):
     """A machine or container without NVML's library (libnvidia-ml)."""
 
-    def setUp(self):
-        super().setUp()
-        self.place = self.useFixture(fixtures.TempDir()).path
-        state = f'{self.place}/machine'
-        self.options = (
-            '--config-file',
-            self.configure(_CONFIGURATION.format(self.place).replace(
-                '[gpu]', f'[gpu]\nsimulate = t4x4\nsimulate_state = {state}'),
-                self.place))
-        self.world = simulator.Machine.load('t4x4', state)
-        self.gpu = self.rows(*self.options, 'gpu', 'list')[0]['address']
+    host = 't4x4'
+    gpus = 0
+    config = '[gpu]\npolicies = w\n[gpu_policy:w]\nmode = passthrough\n'
 
     def test_the_list_says_what_the_agent_does(self):
-        self.world.bind_driver(self.gpu, 'vfio-pci')
-        was, = (row for row in self.rows(*self.options, 'offer', 'list')
-                if row['address'] == self.gpu)
+        gpu = self.rows_on_host('gpu', 'list')[0]['address']
+        self.machine().bind_driver(gpu, 'vfio-pci')
+        was, = (row for row in self.rows_on_host('offer', 'list')
+                if row['address'] == gpu)
         self.assertEqual('yes', was['reported'])
-        store.of(self.place).put(
-            model.PciAddress.parse(self.gpu), reported=gpu_record.Reported(
-                device_id='1eb8', mode='passthrough',
-                facts=gpu_record.ReportedFacts(), providers={
-                    was['provider_uuid']: offer.Offer(
-                        model.PciAddress.parse(self.gpu), '',
-                        policy.Mode.PASSTHROUGH, offer.PASSTHROUGH, 1)}))
-        self.world.bind_driver(self.gpu, 'nvidia')
-        self.world.unload_library()
-        found = {row['address']: row['reported'] for row
-                 in self.rows(*self.options, 'offer', 'list')}
-        self.assertEqual('yes', found.pop(self.gpu))
+        address = model.PciAddress.parse(gpu)
+        store.of(self.state_path).put(address, reported=gpu_record.Reported(
+            device_id='1eb8', mode='passthrough',
+            facts=gpu_record.ReportedFacts(), providers={
+                was['provider_uuid']: offer.Offer(
+                    address, '', policy.Mode.PASSTHROUGH, offer.PASSTHROUGH,
+                    1)}))
+        self.machine().bind_driver(gpu, 'nvidia')
+        self.machine().unload_library()
+        found = {row['address']: row['reported']
+                 for row in self.rows_on_host('offer', 'list')}
+        self.assertEqual('yes', found.pop(gpu))
         # Cyborg gets no new provider of a GPU that is not free.
         self.assertEqual({'no'}, set(found.values()))

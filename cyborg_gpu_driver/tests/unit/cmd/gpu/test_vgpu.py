@@ -131,12 +131,6 @@ class MdevTest(VgpuCase):
         self.assertIn('There is no vGPU other', errors)
         self.assertEqual(_UUIDS[:2], self.names())
 
-    def test_what_a_process_has_open_is_no_orphan(self):
-        self.hardware.open_vfio(_UUIDS[1], 4711)
-        self.vgpu('clean', '--orphans', '--without-cloud', '--yes')
-        self.assertEqual(_UUIDS[:2], self.names())
-        self.assertEqual((), self.hardware.damage)
-
     def test_what_does_not_go(self):
         remove = privileged_vgpu.remove_mdev
 
@@ -153,14 +147,6 @@ class MdevTest(VgpuCase):
         self.assertIn('1 of 2: write', errors)
         self.assertIn('2 of 2: removed', errors)
         self.assertEqual(_UUIDS[:2], self.names())
-
-    def test_orphans_whose_guests_are_not_known_stay(self):
-        with self.hardware.operation(write=True):
-            self.hardware.gpu(self.gpu).state.lost = True
-        _, errors = self.vgpu('clean', '--orphans', '--without-cloud',
-                              '--yes', code=1)
-        self.assertIn(f'{_UUIDS[1]} was not removed: ', errors)
-        self.assertEqual(_UUIDS, self.names())
 
     def test_it_asks(self):
         for text in ('', 'n\n', '\n', 'maybe\n'):

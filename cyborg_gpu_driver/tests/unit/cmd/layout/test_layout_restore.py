@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 
-import fixtures
-
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -92,29 +90,16 @@ class RestoreTest(layouts.LayoutCase):
             os._exit(1)
 
 
-class SeveralGpusTest(base.CommandCase):
+class SeveralGpusTest(base.HostCase):
     """While one GPU gets its virtual functions, NVML is closed for all."""
 
-    policies = '''
-[gpu]
-state_path = {path}
-simulate = {host}
-simulate_state = {path}/machine.json
-policies = sliced
-[gpu_policy:sliced]
-mode = mig
-'''
+    host = 'hgx-h200-vfio'
+    config = '[gpu]\npolicies = sliced\n[gpu_policy:sliced]\nmode = mig\n'
 
     def test_all_are_made_ready(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        host = self.part('hgx-h200-vfio')
-        machine = simulator.Machine.load(host, os.path.join(
-            directory, 'machine.json'))
+        machine = self.machine()
         machine.reboot()
-        conf = self.configure(self.policies.format(path=directory, host=host),
-                              directory)
-        output, _ = self.run_program('--config-file', conf, 'layout',
-                                     'restore', '-o', 'json')
+        output, _ = self.run_on_host('layout', 'restore', '-o', 'json')
         self.assertEqual(['changed'] * 2, [
             row['status'] for row in json.loads(output)])
         with machine.operation():
