@@ -15,7 +15,6 @@ import fixtures
 from cyborg_gpu_driver.cmd import support_bundle
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 SECRETS = ('Rabbit-Pw', 'other%40Pw', 'other@Pw', 'Db/Pw', 'PlacementPw',
@@ -44,30 +43,26 @@ http://user:nobodyKnows@proxy/ GPU-8f9b4e3a-1111-4222-8333-444455556666
 """
 
 
-class BundleTest(base.CommandCase):
+class BundleTest(base.HostCase):
+
+    host = 't4x4'
+    gpus = 0
 
     def setUp(self):
         super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.path = os.path.join(self.directory, 'bundle.tar.gz')
-        self.state = os.path.join(self.directory, 'state')
-        log = os.path.join(self.directory, 'agent.log')
-        pathlib.Path(log).write_text(_LOG)
-        self.config(log)
+        self.path = f'{self.directory}/bundle.tar.gz'
+        self.log(self.write('agent.log', _LOG))
         # Use neither the cloud of this environment nor this host's Nova.
         for name in ('OS_CLOUD', 'OS_AUTH_URL'):
             self.useFixture(fixtures.EnvironmentVariable(name))
 
-    def config(self, log, gpu=''):
-        self.conf = self.configure(_CONF.format(log=log, gpu=gpu),
-                                   self.directory)
+    def log(self, path, gpu=''):
+        self.configure(_CONF.format(log=path, gpu=gpu), self.directory)
 
-    def bundle(self, *arguments, host='t4x4', code=0):
+    def bundle(self, code=0):
         """Return the output, and the files of the bundle by name."""
-        output, errors = self.run_program(
-            '--config-file', self.conf, '--simulate', host, '--state',
-            self.state, 'support-bundle', '--output', self.path, *arguments,
-            code=code)
+        output, errors = self.run_on_host('support-bundle', '--output',
+                                          self.path, code=code)
         if code:
             return output + errors, {}
         with tarfile.open(self.path) as archive:
@@ -102,21 +97,18 @@ class BundleTest(base.CommandCase):
                 self.assertNotIn(secret, text, name)
         self.assertIn('connecting with *** and ***', files['agent-log.txt'])
 
-    def test_an_existing_file_is_not_replaced(self):
+    def test_an_existing_file_or_link_is_not_replaced(self):
         pathlib.Path(self.path).write_text('mine')
-        output, _ = self.bundle(code=1)
-        self.assertIn('File exists; give another path', output)
+        self.assertIn('File exists; give another path',
+                      self.bundle(code=1)[0])
         self.assertEqual('mine', pathlib.Path(self.path).read_text())
-
-    def test_a_link_is_not_followed(self):
-        os.symlink(os.path.join(self.directory, 'target'), self.path)
-        output, _ = self.bundle(code=1)
-        self.assertIn('File exists', output)
+        os.unlink(self.path)
+        os.symlink(f'{self.directory}/target', self.path)
+        self.assertIn('File exists', self.bundle(code=1)[0])
         self.assertNotIn('target', os.listdir(self.directory))
 
     def test_a_record_that_cannot_be_read(self):
-        directory = f'{self.state}.records'
-        record = store.of(directory).path(
+        record = store.of(self.state_path).path(
             model.PciAddress.parse('0000:3b:00.0'))
         os.makedirs(os.path.dirname(record))
         pathlib.Path(record).write_text('{"damaged": ')
@@ -129,7 +121,7 @@ class BundleTest(base.CommandCase):
         self.assertIn('not a regular file', problem)
 
     def test_a_gpu_that_hangs(self):
-        machine = machine_module.Machine.load('t4x4', self.state)
+        machine = self.machine()
         address = machine.gpus[1].address
         machine.hang_gpu(address)
         self.addCleanup(machine.hang_gpu, address, False)
@@ -138,7 +130,7 @@ class BundleTest(base.CommandCase):
         self.assertIn('no answer', files['doctor.json'])
 
     def test_wrong_policies(self):
-        self.config('', gpu='policies = lost')
+        self.log('', gpu='policies = lost')
         _, files = self.bundle()
         missing = json.loads(files['index.json'])['missing']
         self.assertIn('lost', json.loads(

@@ -24,16 +24,6 @@ GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
 SLICES = policy.Policy('s', policy.Mode.MIG)
 NODE = facts.Node(0, 0, 0o666)
 NODES = {'/dev/nvidiactl': NODE, '/dev/nvidia0': NODE}
-MOUNTS = """\
-1 0 0:1 / / ro,relatime - overlay overlay rw
-2 1 0:2 / /proc rw - proc proc rw
-3 1 0:3 / /sys ro,nosuid shared:7 - sysfs sysfs rw
-4 1 0:4 / /var/lib/cyborg rw - tmpfs old rw
-5 1 8:1 /x /var/lib/cyborg rw master:2 - ext4 /dev/sda1 rw
-6 1 8:1 /y /var/with\\040space rw - xfs /dev/sda2 rw
-7
-"""
-
 
 class LimitsTest(case.FindingCase):
 
@@ -80,39 +70,3 @@ class LimitsTest(case.FindingCase):
             (case.ERROR, 'mount libnvidia-ml.so.1', self.facts(problem)),
             (case.ERROR, 'modprobe nvidia',
              self.facts(problem, modules=frozenset())))
-
-
-class ReadTest(case.FindingCase):
-
-    def setUp(self):
-        super().setUp()
-        self.proc = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
-        (self.proc / 'self' / 'ns').mkdir(parents=True)
-        (self.proc / 'self' / 'mountinfo').write_text(MOUNTS)
-
-    def read(self, state='/x'):
-        return facts.read_machine(state, (), str(self.proc), str(self.proc))
-
-    def test_mounts(self):
-        for path, kind in (('/var/lib/cyborg/gpu', 'ext4'),
-                           ('/var/lib/cyborg-2', 'overlay'),
-                           ('/var/with space/x', 'xfs')):
-            self.assertEqual(kind, self.read(path).state_mount.kind)
-        self.assertEqual(facts.Mount('sysfs', True), self.read().sysfs)
-
-    def test_namespace(self):
-        link = self.proc / 'self' / 'ns' / 'pid'
-        os.symlink('pid:[4026531836]', link)
-        self.assertTrue(self.read().shows_all)
-        link.unlink()
-        os.symlink('pid:[4026532222]', link)
-        self.assertFalse(self.read().shows_all)
-
-    def test_capabilities(self):
-        place = self.proc / '7'
-        place.mkdir()
-        (place / 'cmdline').write_text('/venv/bin/cyborg-agent\0')
-        (place / 'status').write_text(
-            'Uid:\t0 0 0 0\nGid:\t0 0 0 0\nGroups:\t\n'
-            'CapBnd:\t00000000a80425fb\n')
-        self.assertEqual(0xa80425fb, self.read().agent.bounding)

@@ -7,13 +7,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 
 import fixtures
 import yaml
 
 from cyborg_gpu_driver.cmd import output as cmd_output
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -23,12 +21,11 @@ _LISTS = (('gpu', 'list'), ('gpu', 'prepare', '--all', '--dry-run'),
 _LONG_NAME = 'compute-of-the-third-row-of-racks.gpu.east.example.org'
 
 
-class DefaultTableTest(base.CommandCase):
+class DefaultTableTest(base.HostCase):
     """Every list, on many kinds of hosts and with long values."""
 
     def setUp(self):
         super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
         for name, value in (('COLUMNS', '200'), ('CLIFF_FIT_WIDTH', None),
                             ('CLIFF_MAX_TERM_WIDTH', None)):
             self.useFixture(fixtures.EnvironmentVariable(name, value))
@@ -55,29 +52,25 @@ class DefaultTableTest(base.CommandCase):
         return output
 
     def test_instances(self):
-        state = os.path.join(self.directory, 'state')
-        host = self.part('dgx-a100-80')
-        machine = simulator.Machine.load(host, state)
+        machine = self.machine()
         self.create_instance(machine, 0, 20, 0, 1)
         self.create_instance(machine, 0, 9, 4, 4)
-        found = self.check(host, '--state', state)
+        found = self.check(self.host, '--state', self.state)
         self.assertIn('| 1x 1g.10gb+me |', found['gpu', 'list'])
-        output, _ = self.run_program('--simulate', host, '--state', state,
-                                     'gpu', 'show', '0')
+        output, _ = self.run_on_host('gpu', 'show', '0')
         self.assertIn('| 7 1g.10gb+me at 0:1 ', output)
 
     def test_long_names(self):
-        path = os.path.join(self.directory, 'host.yaml')
-        with open(path, 'w', encoding='utf-8') as stream:
-            yaml.safe_dump({'driver_version': '580.65.05', 'gpus': [
+        path = self.write('host.yaml', yaml.safe_dump({
+            'driver_version': '580.65.05', 'gpus': [
                 {'model': 'rtx-pro-6000', 'address': '10de0:41:00.0'},
-                {'model': 'rtx-a6000', 'address': '10de0:81:00.0'}]}, stream)
-        conf = self.configure(
+                {'model': 'rtx-a6000', 'address': '10de0:81:00.0'}]}))
+        self.configure(
             f'[DEFAULT]\nhost = {_LONG_NAME}\n'
             f'[gpu]\nstate_path = {self.directory}/records\n'
             'policies = everything\n[gpu_policy:everything]\nmode = mig\n',
             self.directory)
-        self.check(path, '--config-file', conf)
+        self.check(path, '--config-file', self.conf)
 
     def test_long_has_every_column_and_the_default_some(self):
         for words in _LISTS:
