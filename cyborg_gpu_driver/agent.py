@@ -160,6 +160,9 @@ class Agent:
         self._turn = threading.Lock()
         """Held by a report, and by the thread that works between two."""
         self._reported: tuple[names.ReportedDevice, ...] = ()
+        self._others: Collection[model.PciAddress] | None = None
+        """GPUs that servers have through Cyborg's own driver; None before the
+        first report."""
         self._released: set[model.PciAddress] = set()
         """GPUs of mode auto of which a part was just unbound."""
         self._between = deadline.Repeated(
@@ -225,8 +228,8 @@ class Agent:
         self._finisher.look()
         host = self._host.host()
         self._say_empty(host)
-        others = self._node.withdrawal.of_other_driver(host)
-        host = self._make_ready(host, others)
+        self._others = self._node.withdrawal.of_other_driver(host)
+        host = self._make_ready(host, self._others)
         verdicts = self._examine(host)
         claims = self._records.claims()
         decided = self._node.withdrawal.decide(
@@ -242,7 +245,7 @@ class Agent:
             # A reset cures a GPU, unless the GPU now shows another problem.
             self._node.resetter.done.clear()
             verdicts = self._examine(self._make_ready(
-                self._host.refresh(), others))
+                self._host.refresh(), self._others))
         there = self._enforce(decided)
         self._said.keep(self._conditions)
         return drift.Report(build.mark_unhealthy(decided.devices, verdicts, {
@@ -269,8 +272,9 @@ class Agent:
                 released.add(self._released.pop())
             used = self._node.cleaner.look_at_changed(
                 self._node.wholes(self._reported))
-            if used or released:
-                self._examine(self._make_ready(self._host.refresh()))
+            if (used or released) and self._others is not None:
+                self._examine(self._make_ready(
+                    self._host.refresh(), self._others))
             for address in {*used, *released}:
                 self._node.publish_soon(address)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from oslo_concurrency import lockutils
@@ -106,6 +107,10 @@ class ReservedWriter:
                 self._put(inventory, True)
 
         self._each(wanted, put)
+
+    def generations(self, providers: Sequence[str]) -> dict[str, int]:
+        """Generation of each provider of the host, in one request."""
+        return self._tree.generations(providers)
 
     def seen(self, provider: str) -> cleaning.Seen | None:
         """The consumers of a provider; None if the provider is missing.

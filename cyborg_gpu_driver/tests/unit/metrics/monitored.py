@@ -1,21 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A real Prometheus with the samples of a test."""
+"""A real Prometheus and promtool, an agent, and what the exporter shows."""
 
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import time
 import urllib.error
 import urllib.request
 
 import fixtures
+import prometheus_client
+import yaml
+from oslo_config import cfg
+from prometheus_client import parser
 
+from cyborg_gpu_driver import agent
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.tests import scope
 
 RULES = pathlib.Path(__file__).resolve().parents[4] / (
     'etc/prometheus/rules.yaml')
+
+
+def samples(collector):
+    """Return the samples of a scrape: name to list of (labels, value)."""
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(collector)
+    found = {}
+    for family in parser.text_string_to_metric_families(
+            prometheus_client.generate_latest(registry).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(
+                (sample.labels, sample.value))
+    return found
+
+
+def start_agent(state_path, placement, **options):
+    """Return an agent on a simulated host, with options of ``[gpu]``."""
+    conf = cfg.ConfigOpts()
+    gpu_conf.register_opts(conf)
+    conf([], default_config_files=[])
+    for name, value in {'state_path': state_path, 'health_events': False,
+                        **options}.items():
+        conf.set_override(name, value, group='gpu')
+    return agent.Agent(conf, policies.read(conf), 'host1', placement)
+
+
+def promtool(test, content):
+    """Run a test of rules or queries in promtool."""
+    if shutil.which('promtool') is None:
+        test.skipTest('there is no promtool: see bindep.txt, prometheus')
+    path = test.useFixture(fixtures.TempDir()).join('test.yaml')
+    with open(path, 'w', encoding='utf-8') as stream:
+        yaml.safe_dump(content, stream)
+    done = subprocess.run(
+        ['promtool', 'test', 'rules', path], text=True, capture_output=True,
+        check=False, timeout=scope.HANG)
+    test.assertEqual(0, done.returncode, done.stdout + done.stderr)
 
 
 def wait_for(what, condition):

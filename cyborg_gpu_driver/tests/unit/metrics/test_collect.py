@@ -14,14 +14,9 @@ import uuid
 import fixtures
 import prometheus_client
 import pynvml
-from oslo_config import cfg
 from oslotest import base
-from prometheus_client import parser
 
-from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import collect
@@ -39,6 +34,7 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.metrics import monitored
 
 _SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
 _ARQ = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
@@ -71,21 +67,11 @@ class _Case(base.BaseTestCase):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
 
-    def text(self, hardware=None):
-        registry = prometheus_client.CollectorRegistry()
-        registry.register(collect.Collector(self.state_path, 'host1', '1.2',
-                                            hardware))
-        return prometheus_client.generate_latest(registry)
+    def collector(self, hardware=None):
+        return collect.Collector(self.state_path, 'host1', '1.2', hardware)
 
     def scrape(self):
-        """Return the samples of a scrape: name to list of (labels, value)."""
-        found = {}
-        for family in parser.text_string_to_metric_families(
-                self.text().decode()):
-            for sample in family.samples:
-                found.setdefault(sample.name, []).append(
-                    (sample.labels, sample.value))
-        return found
+        return monitored.samples(self.collector())
 
     def one(self, name, **labels):
         (value,) = [value for found, value
@@ -99,16 +85,9 @@ class AgentTest(_Case):
 
     def setUp(self):
         super().setUp()
-        conf = cfg.ConfigOpts()
-        gpu_conf.register_opts(conf)
-        conf([], default_config_files=[])
-        for name, value in (('simulate', self.machine),
-                            ('state_path', self.state_path),
-                            ('health_events', False)):
-            conf.set_override(name, value, group='gpu')
         self.placement = _Placement()
-        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
-                                 lambda: self.placement)
+        self.agent = monitored.start_agent(
+            self.state_path, lambda: self.placement, simulate=self.machine)
         self.devices = self.agent.report()
         self.addCleanup(pynvml.nvmlLib.machine.uninstall)
         deployable = self.devices[0].deployables[0]
@@ -291,8 +270,11 @@ class AgentTest(_Case):
         platform = self.agent._node.platform
         hardware = sampler.Sampler(platform, self.state_path)
         hardware.round()
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(self.collector(hardware))
         done = subprocess.run(
-            ['promtool', 'check', 'metrics'], input=self.text(hardware),
+            ['promtool', 'check', 'metrics'],
+            input=prometheus_client.generate_latest(registry),
             capture_output=True, check=False, timeout=scope.HANG)
         self.assertEqual((0, b'', b''),
                          (done.returncode, done.stdout, done.stderr))

@@ -8,13 +8,7 @@ import time
 import uuid
 
 import fixtures
-import prometheus_client
-from oslo_config import cfg
-from prometheus_client import parser
 
-from cyborg_gpu_driver import agent
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import owners
@@ -26,6 +20,7 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests.unit.host import base
 from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
+from cyborg_gpu_driver.tests.unit.metrics import monitored
 
 _ONE, _TWO = (str(uuid.UUID(int=number, version=4)) for number in (1, 2))
 
@@ -36,17 +31,10 @@ class _Case(base.SimulatedTestCase):
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        conf = cfg.ConfigOpts()
-        gpu_conf.register_opts(conf)
-        conf([], default_config_files=[])
-        state_file = os.path.join(self.state_path, 'machine')
-        for name, value in (('simulate', self.MACHINE),
-                            ('simulate_state', state_file),
-                            ('state_path', self.state_path),
-                            ('health_events', False)):
-            conf.set_override(name, value, group='gpu')
-        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
-                                 empty_placement.EmptyPlacement)
+        self.agent = monitored.start_agent(
+            self.state_path, empty_placement.EmptyPlacement,
+            simulate=self.MACHINE,
+            simulate_state=os.path.join(self.state_path, 'machine'))
         self.platform = self.agent._node.platform
         self.machine = self.platform.sysfs._os._machine
         self.addCleanup(self.machine.uninstall)
@@ -71,14 +59,9 @@ class _Case(base.SimulatedTestCase):
 
     def assignments(self):
         """Return the labels of each assignment."""
-        registry = prometheus_client.CollectorRegistry()
-        registry.register(collect.Collector(
-            self.state_path, 'host1', '1', domains=self.watch))
-        text = prometheus_client.generate_latest(registry).decode()
-        return [sample.labels for family
-                in parser.text_string_to_metric_families(text)
-                for sample in family.samples
-                if sample.name == 'cyborg_gpu_assignment_info']
+        return [labels for labels, _ in monitored.samples(collect.Collector(
+            self.state_path, 'host1', '1', domains=self.watch))[
+                'cyborg_gpu_assignment_info']]
 
     def scrape(self):
         """Return server, project and flavor by handle; '' for a whole GPU."""

@@ -8,16 +8,16 @@ import shlex
 import shutil
 import subprocess
 
-import fixtures
 import yaml
 from oslotest import base
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests.unit.metrics import monitored
 
 _ROOT = pathlib.Path(__file__).resolve().parents[4]
-_RULES = _ROOT / 'etc/prometheus/rules.yaml'
+_RULES = monitored.RULES
 _UNIT = _ROOT / 'etc/systemd/cyborg-gpu-exporter.service'
 _DROP_IN = _ROOT / 'etc/systemd-drop-ins/cyborg-gpu-exporter-nvml.conf'
 _OFFER = 'mode="mig", profile="1g.10gb", resource_class="R"'
@@ -77,31 +77,23 @@ class RulesTest(base.BaseTestCase):
 
         :param tests: each with its series, and the expected value by query.
         """
-        if shutil.which('promtool') is None:
-            self.skipTest('there is no promtool: see bindep.txt, prometheus')
-        path = self.useFixture(fixtures.TempDir()).join('test.yaml')
-        with open(path, 'w', encoding='utf-8') as stream:
-            yaml.safe_dump({
-                'rule_files': [str(_RULES)],
-                # Each evaluation takes time. The times of the rules are
-                # multiples of it.
-                'evaluation_interval': '5m',
-                'tests': [{
-                    'interval': '1m',
-                    'input_series': [
-                        {'series': 'cyborg_gpu_' + name, 'values': (
-                            value if isinstance(value, str)
-                            else f'{value}x{_EACH}')}
-                        for name, value in series],
-                    'promql_expr_test': [
-                        {'expr': query, 'eval_time': '7h', 'exp_samples': [
-                            {'labels': '{}', 'value': value}] if value else []}
-                        for query, value in expected.items()]}
-                    for series, expected in tests]}, stream)
-        done = subprocess.run(
-            ['promtool', 'test', 'rules', path], text=True,
-            capture_output=True, check=False, timeout=scope.HANG)
-        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        monitored.promtool(self, {
+            'rule_files': [str(_RULES)],
+            # Each evaluation takes time. The times of the rules are
+            # multiples of it.
+            'evaluation_interval': '5m',
+            'tests': [{
+                'interval': '1m',
+                'input_series': [
+                    {'series': 'cyborg_gpu_' + name, 'values': (
+                        value if isinstance(value, str)
+                        else f'{value}x{_EACH}')}
+                    for name, value in series],
+                'promql_expr_test': [
+                    {'expr': query, 'eval_time': '7h', 'exp_samples': [
+                        {'labels': '{}', 'value': value}] if value else []}
+                    for query, value in expected.items()]}
+                for series, expected in tests]})
 
     def test_each_alert_fires_when_it_should_and_only_then(self):
         self.assertEqual(

@@ -7,8 +7,6 @@ import os
 import threading
 
 import fixtures
-import prometheus_client
-from prometheus_client import parser
 
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access
@@ -19,6 +17,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
+from cyborg_gpu_driver.tests.unit.metrics import monitored
 
 _SOON = 0.5
 
@@ -38,14 +37,10 @@ class _Case(base.SimulatedTestCase):
 
     def scrape(self, name):
         """Return the values of a metric by the GPU's address."""
-        registry = prometheus_client.CollectorRegistry()
-        registry.register(collect.Collector(self.state_path, 'host1', '1',
-                                            self.sampler))
-        text = prometheus_client.generate_latest(registry).decode()
-        return {sample.labels['address']: sample.value for family
-                in parser.text_string_to_metric_families(text)
-                for sample in family.samples
-                if sample.name == definitions.PREFIX + name}
+        return {labels['address']: value for labels, value
+                in monitored.samples(collect.Collector(
+                    self.state_path, 'host1', '1', self.sampler)).get(
+                        definitions.PREFIX + name, ())}
 
     def report(self, mode):
         """Write the record of the first GPU, as a report does."""

@@ -5,11 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-
-import fixtures
-
 from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor.rules import container
 from cyborg_gpu_driver.cmd.doctor.rules import gpus
