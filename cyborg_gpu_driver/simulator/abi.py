@@ -124,8 +124,6 @@ def number(argument: Any) -> int:
 def text(argument: Any) -> str:
     """The value of a ``char *`` argument."""
     value = getattr(argument, 'value', argument)
-    if isinstance(value, str):
-        return value
     if not isinstance(value, bytes):
         raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return value.decode('utf-8', 'replace')
@@ -158,6 +156,11 @@ def versioned(reference: Any, *versions: int) -> Any:
     if found.version not in versions:
         raise faults.Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     return found
+
+
+def or_none(number: int | None) -> int:
+    """An id; all ones stand for none."""
+    return 0xffffffff if number is None else number
 
 
 def put(reference: Any, value: int) -> None:
@@ -265,8 +268,7 @@ def symbol(*names: str, writes: bool = False, privileged: bool = False,
 def numbers(subject: Callable, table: dict[str, Callable]) -> None:
     """Register functions that fill integer out-arguments.
 
-    :param subject: returns what the first argument of all of them names, such
-        as a GPU.
+    :param subject: returns what the first argument names, such as a GPU.
     :param table: by C symbol, a function of the subject. It returns a value,
         or one for each out-argument.
     """

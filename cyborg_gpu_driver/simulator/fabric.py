@@ -217,7 +217,6 @@ _VERSION_MISMATCH = -6
 _CONNECTION_NOT_VALID = -9
 
 _CONNECT = {1: '=I256sII', 2: '=I256sIIi'}
-_FIRST_WITH_2 = 570
 _DEVICE = '=4I'
 _GPU = '=I80s32sIII'
 _PARTITION = '=III'
@@ -299,8 +298,7 @@ class Library:
 
     def _fmConnect(self, parameters, handle):
         self._need_library()
-        version = 2 if int(self._machine.host.driver_version.split('.')[0]
-                           ) >= _FIRST_WITH_2 else 1
+        version = 2 if self._machine.host.driver_since(570) else 1
         layout = _CONNECT[version]
         size = struct.calcsize(layout)
         _need_version(parameters, size, version)

@@ -96,14 +96,12 @@ def made_up_uuid(*parts: object) -> str:
 
 
 def load(name_or_path: str) -> spec.Host:
-    """Read a host.
+    """Read a host, by its name or by the path of a YAML file.
 
-    :param name_or_path: one of :func:`names`, or the path of a YAML file.
     :raises HostUnusable: if there is no such host.
     :raises DocumentError: if a file has errors.
     """
-    path = _find(name_or_path)
-    return _Reader(path).host()
+    return _Reader(_find(name_or_path)).host()
 
 
 def load_model(name: str) -> spec.Model:
@@ -257,10 +255,9 @@ def _model(name, digest):
 # One process may create many machines of a few hosts and models.
 @functools.lru_cache(maxsize=64)
 def _parse_host(path, data):
-    """Return the checked content of a file.
+    """Return the content of a file.
 
-    The files that are installed with the library are not checked here,
-    because the library's tests check them.
+    Tests check the files that are installed with the library.
     """
     value = _load(path, data)
     if path.parent.parent != HERE:

@@ -20,7 +20,6 @@ from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.library import device as library_device
 
 Refused = faults.Refused
-_WHOLE_GPU = 0xffffffff
 _LOOK_EVERY = 0.05
 """In seconds. Another process cannot wake a waiting process."""
 _MICROSECONDS = 1_000_000
@@ -108,12 +107,8 @@ def wait(library, event_set, data, milliseconds):
     data.device = abi.as_handle(member.handle, pynvml.c_nvmlDevice_t)
     data.eventType = _type(event)
     data.eventData = event.xid or 0
-    data.gpuInstanceId = _id(event.instance)
-    data.computeInstanceId = _id(event.compute)
-
-
-def _id(number):
-    return _WHOLE_GPU if number is None else number
+    data.gpuInstanceId = abi.or_none(event.instance)
+    data.computeInstanceId = abi.or_none(event.compute)
 
 
 def _type(event):
@@ -128,7 +123,8 @@ def _next(library, members) -> state_module.Xid | None:
         member = members.get(event.gpu)
         if (member is not None and event.number > member.seen
                 and _type(event) & member.types
-                and _epoch(library, event.gpu) == member.epoch):
+                and library.machine.gpu(event.gpu).state.epoch
+                == member.epoch):
             return event
     return None
 
@@ -136,10 +132,6 @@ def _next(library, members) -> state_module.Xid | None:
 def _any_lost(library, members):
     return any(library.machine.gpu(address).unreachable
                for address in members)
-
-
-def _epoch(library, address):
-    return library.machine.gpu(address).state.epoch
 
 
 abi.numbers(library_device.gpu_of, {

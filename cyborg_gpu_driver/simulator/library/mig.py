@@ -31,13 +31,6 @@ def set_mode(library, handle, mode, activation):
     abi.put(activation, rules.set_mode(gpu, enable))
 
 
-def _profile_count(driver_version):
-    """The length of NVML's list of profiles, which grows with the driver."""
-    if int(driver_version.partition('.')[0]) <= 580:
-        return _PROFILES_OF_580
-    return pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
-
-
 @abi.symbol('nvmlDeviceGetGpuInstanceProfileInfo',
             'nvmlDeviceGetGpuInstanceProfileInfoV')
 def profile_info(library, handle, number, info):
@@ -49,7 +42,10 @@ def profile_info(library, handle, number, info):
     gpu = library.gpu(handle)
     mig = gpu.mig()
     number = abi.number(number)
-    if not 0 <= number < _profile_count(gpu.machine.host.driver_version):
+    # The list of profiles grows with the driver.
+    if not 0 <= number < (pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
+                          if gpu.machine.host.driver_since(581)
+                          else _PROFILES_OF_580):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     profile = mig.by_enum(number)
     if profile is None:

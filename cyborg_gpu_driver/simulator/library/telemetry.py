@@ -75,63 +75,43 @@ def field_values(library, handle, count, values):
             field.value.ullVal = found
 
 
+_ECC = (pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL,
+        pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)
+_REMAPPED = (pynvml.NVML_FI_DEV_REMAPPED_COR,
+             pynvml.NVML_FI_DEV_REMAPPED_UNC,
+             pynvml.NVML_FI_DEV_REMAPPED_PENDING,
+             pynvml.NVML_FI_DEV_REMAPPED_FAILURE)
 _UNSIGNED_INT = frozenset({
-    pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+    *_REMAPPED, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
     pynvml.NVML_FI_DEV_MEMORY_TEMP, pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER,
-    pynvml.NVML_FI_DEV_REMAPPED_COR, pynvml.NVML_FI_DEV_REMAPPED_UNC,
-    pynvml.NVML_FI_DEV_REMAPPED_PENDING,
-    pynvml.NVML_FI_DEV_REMAPPED_FAILURE,
     pynvml.NVML_FI_DEV_NVLINK_GET_STATE,
     pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT})
 
 
 def _field(gpu, number, scope):
     """The value of a field."""
-    for part in (_board_field, _memory_field, _link_field):
-        found = part(gpu, number, scope)
-        if found is not None:
-            return found
-    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
-def _board_field(gpu, number, _scope):
-    meters = gpu.state.meters
-    hopper = gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER
-    return {
-        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: gpu.state.recovery,
+    state, meters = gpu.state, gpu.state.meters
+    fields = {
+        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: state.recovery,
         pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: meters.millijoules,
-        pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: meters.replays,
-        pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES:
-            meters.sent if hopper else None,
-        pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES:
-            meters.received if hopper else None,
-    }.get(number)
-
-
-def _memory_field(gpu, number, _scope):
-    state = gpu.state
-    if number == pynvml.NVML_FI_DEV_MEMORY_TEMP:
-        return (state.celsius if any(name in gpu.model.product
-                                     for name in _WITH_HBM) else None)
+        pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: meters.replays}
+    if gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER:
+        fields[pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES] = meters.sent
+        fields[pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES] = meters.received
+    if any(name in gpu.model.product for name in _WITH_HBM):
+        fields[pynvml.NVML_FI_DEV_MEMORY_TEMP] = state.celsius
     # nvml.h of nvmlDeviceGetTotalEccErrors: "Requires ECC Mode to be
     # enabled."
     if state.ecc_modes[0]:
-        for index, field in enumerate((
-                pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL,
-                pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)):
-            if number == field:
-                return state.ecc[index]
-    # nvml.h of nvmlDeviceGetRemappedRows: not supported on MIG-enabled GPUs
-    # with active instances.
-    if gpu.model.row_remapping and not (state.mig and state.instances):
-        for index, field in enumerate((
-                pynvml.NVML_FI_DEV_REMAPPED_COR,
-                pynvml.NVML_FI_DEV_REMAPPED_UNC,
-                pynvml.NVML_FI_DEV_REMAPPED_PENDING,
-                pynvml.NVML_FI_DEV_REMAPPED_FAILURE)):
-            if number == field:
-                return state.remapped[index]
-    return None
+        fields |= dict(zip(_ECC, state.ecc, strict=True))
+    if number in _REMAPPED:
+        fields |= dict(zip(_REMAPPED, _remapped_rows(gpu), strict=True))
+    found = fields.get(number)
+    if found is None:
+        found = _link_field(gpu, number, scope)
+    if found is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return found
 
 
 def _link_field(gpu, number, scope):
@@ -305,7 +285,6 @@ _CELSIUS_OF_HOPPER = {
 """Seen on an H100 and an H200, driver 580.159.04."""
 _IDLE_SHARE = 6
 """An idle board draws about its power limit divided by this number."""
-_NO_INSTANCE = 0xffffffff
 
 
 @abi.symbol('nvmlDeviceGetTemperature')
@@ -350,13 +329,9 @@ def compute_processes(library, handle, count, infos):
             continue
         values.append(pynvml.c_nvmlProcessInfo_v3_t(
             pid=process.pid, usedGpuMemory=1 << 28,
-            gpuInstanceId=_or_none(process.instance),
-            computeInstanceId=_or_none(process.compute)))
+            gpuInstanceId=abi.or_none(process.instance),
+            computeInstanceId=abi.or_none(process.compute)))
     abi.put_list(infos, count, pynvml.c_nvmlProcessInfo_v3_t, values)
-
-
-def _or_none(number):
-    return _NO_INSTANCE if number is None else number
 
 
 @abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',

@@ -16,7 +16,6 @@ from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import mig
 
 Refused = faults.Refused
-_NONE = 0xffffffff
 _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
 _MIB = 1 << 20
@@ -221,10 +220,6 @@ def _mdev_uuid(vgpu):
     return vgpu.uuid
 
 
-def _or_none(number):
-    return _NONE if number is None else number
-
-
 abi.texts(vgpu_type, {
     'nvmlVgpuTypeGetName': lambda kind: f'NVIDIA {kind.name}',
     'nvmlVgpuTypeGetClass': lambda kind: kind.vgpu_class})
@@ -232,7 +227,7 @@ abi.numbers(vgpu_type, {
     'nvmlVgpuTypeGetFramebufferSize':
         lambda kind: kind.framebuffer_mib * _MIB,
     'nvmlVgpuTypeGetGpuInstanceProfileId':
-        lambda kind: _or_none(kind.profile_id)})
+        lambda kind: abi.or_none(kind.profile_id)})
 abi.texts(running_vgpu, {
     'nvmlVgpuInstanceGetMdevUUID': _mdev_uuid,
     # This is the address within the guest, whose driver would have to run. It
@@ -242,7 +237,7 @@ abi.numbers(running_vgpu, {
     'nvmlVgpuInstanceGetType': lambda vgpu: vgpu.type_id,
     'nvmlVgpuInstanceGetFbUsage': lambda vgpu: vgpu.used_mib * _MIB,
     'nvmlVgpuInstanceGetGpuInstanceId':
-        lambda vgpu: _or_none(vgpu.instance)})
+        lambda vgpu: abi.or_none(vgpu.instance)})
 
 
 @abi.symbol('nvmlDeviceGetVgpuUtilization')
@@ -277,8 +272,6 @@ def vm_id(library, vgpu_id, buffer, size, kind):
 
 
 # NVML's calls about the placement of vGPUs of mixed sizes.
-_V2_SINCE = 565
-"""The first driver that knows version 2 of the list."""
 
 
 class _ListV1(ctypes.Structure):
@@ -306,8 +299,8 @@ def _placement_list(library, argument):
     version = argument.version
     if version == pynvml.VgpuPlacementList_v1:
         return _ListV1.from_buffer(argument)
-    release = int(library.machine.host.driver_version.split('.')[0])
-    if version == pynvml.VgpuPlacementList_v2 and release >= _V2_SINCE:
+    if (version == pynvml.VgpuPlacementList_v2
+            and library.machine.host.driver_since(565)):
         return _ListV2.from_buffer(argument)
     raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 

@@ -32,8 +32,6 @@ class Opens:
     """The nodes that NVML in this process has open, and all holders.
 
     Use it only within an operation on the machine.
-
-    :param state: the machine's state file; None if it has none.
     """
 
     def __init__(self, state: str | None):

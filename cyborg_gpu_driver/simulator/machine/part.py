@@ -63,9 +63,3 @@ class Part:
         """Return the error that something cannot be done to the machine."""
         return exception.HostUnusable(
             f'simulated machine {self.host.name!r}: {reason}')
-
-    def attach_whole(self, address: str) -> int:
-        raise NotImplementedError
-
-    def detach_whole(self, address: str) -> None:
-        raise NotImplementedError

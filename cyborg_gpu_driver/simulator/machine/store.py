@@ -180,11 +180,7 @@ class Store:
 
 
 def _close_others(store: Store) -> None:
-    """Close the files of the stores that opened their files longest ago.
-
-    A store inside an operation keeps its files until the operation ends. A
-    store reopens its files when it needs them.
-    """
+    """Close the files of other stores, which reopen them when needed."""
     _OPEN.append(weakref.ref(store))
     while len(_OPEN) > _KEPT:
         other = _OPEN.popleft()()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
+from typing import NamedTuple
 from typing import NoReturn
 
 # The files, directories and links of a simulated sysfs.
@@ -80,8 +81,6 @@ class Directory(Node):
 class Listing(Directory):
     """A directory whose entries change.
 
-    :param names: returns the current names.
-    :param make: creates the node of a name.
     :param entries: nodes that always exist.
     :param has: whether a name exists now, if there is a faster way than
         ``names``.
@@ -186,21 +185,19 @@ class SimulatedOs:
             return descriptor
 
     def read(self, descriptor: int, length: int) -> bytes:
+        """Return the beginning of a file, which callers read once."""
         with self._machine.operation():
             file = self._file(descriptor)
             if isinstance(file.node, Directory):
                 _fail(errno.EISDIR, file.path)
             if file.node.read is None:
                 _fail(errno.EBADF, file.path)
-            if file.data is None:
-                fault = self._machine.faults.read(file.path, file.place)
-                if fault:
-                    _fail(fault.code, file.path)
-                data = self._act(file, file.node.read)
-                file.data = (data if isinstance(data, bytes)
-                             else data.encode() + b'\n')
-            data, file.data = file.data[:length], file.data[length:]
-            return data
+            fault = self._machine.faults.read(file.path, file.place)
+            if fault:
+                _fail(fault.code, file.path)
+            data = self._act(file, file.node.read)
+            return (data if isinstance(data, bytes)
+                    else data.encode() + b'\n')[:length]
 
     def write(self, descriptor: int, data: bytes) -> int:
         """Write to a control file and do what the write requests."""
@@ -285,12 +282,10 @@ class SimulatedOs:
             _fail(error.errno or errno.EIO, file.path)
 
 
-class _OpenFile:
-    def __init__(self, path: str, place: str, node: Node):
-        self.path = path
-        self.place = place
-        self.node: Any = node
-        self.data: bytes | None = None
+class _OpenFile(NamedTuple):
+    path: str
+    place: str
+    node: Any
 
 
 def _writes(flags):

@@ -163,12 +163,10 @@ class VgpuFiles:
         return f'vfio{functions.index(address)}'
 
     def mdevs(self, address: str) -> list[str]:
-        """Return the UUIDs of the mdevs on a function."""
         return [vgpu.uuid for vgpu in self.gpu.vgpus_on(address)
                 if vgpu.uuid]
 
     def mdev(self, address: str, uuid: str) -> sysfs.Node:
-        """Return the directory of an mdev."""
         kind = self.gpu.model.vgpu_type(self._vgpu(uuid).type_id)
         place = f'devices/pci0000:00/{address}'
         return sysfs.Directory({

@@ -18,12 +18,6 @@ figures = run.figures
 
 class FigureTest(base.BaseTestCase):
 
-    def test_a_limit_is_exceeded_by_more_than_it(self):
-        for value, exceeded in ((3, False), (3.1, True)):
-            self.assertEqual(exceeded, figures.Figure(
-                'a', value, limit=3).is_exceeded)
-        self.assertFalse(figures.Figure('a', 9, target=3).is_exceeded)
-
     def test_misses(self):
         for fields, miss in (
                 ({'value': 3}, ''),
