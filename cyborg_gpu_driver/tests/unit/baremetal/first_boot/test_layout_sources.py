@@ -120,14 +120,6 @@ class EntryTest(SourcesCase):
             platform.open_platform(simulated)).snapshot().gpus
         self.addCleanup(simulated.uninstall)
 
-    def test_an_unknown_name_lists_those_that_there_are(self):
-        error = self.assertRaises(exception.DocumentError,
-                                  self.property('all-1g.5gb').entry,
-                                  self.gpus)
-        self.assertIn('cyborg_gpu_layout: ', str(error))
-        self.assertIn("no layout 'all-1g.5gb'; there are all-disabled, "
-                      'all-enabled, all-1g.10gb', str(error))
-
     def test_layouts_differ_in_what_they_do_and_not_in_their_names(self):
         item = {**_ITEM, 'mig-devices': {'1g.10gb': 7}}
         named = self.property('all-1g.10gb')
@@ -138,13 +130,6 @@ class EntryTest(SourcesCase):
                 ([_ITEM], True), ('all-disabled', True)):
             self.assertEqual(differs, named.differs(
                 self.property(value), self.gpus), value)
-
-    def test_complaints_of_an_inline_one_name_where_it_stands(self):
-        entry = self.property({'a': [dict(_ITEM, **{
-            'mig-devices': {'1g.5gb': 1}})]}).entry(self.gpus)
-        error = self.assertRaises(exception.DocumentError, entry.for_host,
-                                  self.gpus)
-        self.assertIn('cyborg_gpu_layout: entry a, GPU 0', str(error))
 
 
 class FileTest(SourcesCase):
