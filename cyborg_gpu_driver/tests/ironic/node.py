@@ -136,7 +136,7 @@ class Node:
 
 
 def enroll(test: base.BaseTestCase, baremetal: _proxy.Proxy, url: str,
-           gpus: str | None, resource_class: str) -> Node:
+           gpus: str, resource_class: str) -> Node:
     """Enroll a new server and remove it at the end of the test.
 
     :param baremetal: Ironic's API with administrator access.

@@ -29,21 +29,17 @@ class Server:
     """One server, initially switched off.
 
     :param directory: an empty directory for this server alone.
-    :param gpus: name or file of a simulated machine, or None for a server
-        that has no GPU.
+    :param gpus: name or file of a simulated machine.
     :ivar gpus: the simulated machine.
-    :ivar has_driver: whether the ramdisk has NVIDIA's driver.
     :ivar image: root of the file system that was deployed to its disk. No
         test writes an image, so this directory exists from the start.
     """
 
     def __init__(self, directory: pathlib.Path, ironic_url: str,
-                 gpus: str | None):
+                 gpus: str):
         self.directory = directory
         self.address = ':'.join(('52', '54', '00', *(
             f'{random.randrange(256):02x}' for _ in range(3))))
-        self.gpus: machine.Machine | None = None
-        self.has_driver = True
         self.image = directory / 'image'
         self._machine = gpus
         self._url = ironic_url
@@ -62,11 +58,7 @@ class Server:
 
         :param inspects: whether the agent is to inspect the server.
         """
-        self._start()
-        if self.gpus is not None and not self.has_driver:
-            self.gpus.unload_library()
-            for gpu in self.gpus.gpus:
-                self.gpus.bind_driver(gpu.address, None)
+        self.gpus.reboot()
         port = services.free_port()
         services.write_ini(
             self.directory / 'agent.conf', self._configuration(),
@@ -87,7 +79,7 @@ class Server:
 
         :returns: the output of the unit's command.
         """
-        self._start()
+        self.gpus.reboot()
         path = self.directory / 'system.conf'
         services.write_ini(path, {'gpu': {
             **self._gpu_options(),
@@ -125,17 +117,14 @@ class Server:
         with self.gpus.operation():
             return [len(gpu.state.instances) for gpu in self.gpus.gpus]
 
-    def staged_layout(self) -> dict | None:
-        """The layouts that the deployed system applies at boot, or None."""
-        path = self.image / cleaning.LAYOUT_PATH
-        if not path.exists():
-            return None
+    def staged_layout(self) -> dict:
+        """The layouts that the deployed system applies at boot."""
         unit = self.image / cleaning.WANTS_PATH
         if self.image.joinpath(os.readlink(unit)[1:]).read_text(
                 encoding='utf-8') != cleaning.unit_text():
             raise AssertionError(f'{unit} leads to something else')
-        return yaml.safe_load(
-            path.read_text(encoding='utf-8'))['mig-configs']
+        return yaml.safe_load((self.image / cleaning.LAYOUT_PATH).read_text(
+            encoding='utf-8'))['mig-configs']
 
     def log(self) -> str:
         """Everything that the agent has logged, over all boots."""
@@ -151,8 +140,6 @@ class Server:
         return options
 
     def _gpu_options(self):
-        if self.gpus is None:
-            return {'sysfs_root': self.directory / 'sys'}
         return {'simulate': self._machine,
                 'simulate_state': self.directory / 'gpus.json'}
 
@@ -163,16 +150,9 @@ class Server:
             'inspection_collectors': _COLLECTORS,
             'inspection_dhcp_wait_timeout': 0}}
 
-    def _start(self):
-        """Reboot the GPUs: they lose the state that a restart clears."""
-        if self.gpus is not None:
-            self.gpus.reboot()
-            self.gpus.load_library()
-
     def _make_files(self):
-        for name in ('bin', 'state', 'sys/bus/pci/devices',
-                     'image/etc/systemd/system', 'image/usr/bin',
-                     f'plugins/{_PLUGIN}'):
+        for name in ('bin', 'state', 'image/etc/systemd/system',
+                     'image/usr/bin', f'plugins/{_PLUGIN}'):
             (self.directory / name).mkdir(parents=True)
         command = self.image / 'usr' / 'bin' / 'cyborg-gpu'
         command.touch(0o755)
@@ -185,8 +165,7 @@ class Server:
             '[ironic_python_agent.hardware_managers]\n'
             'server = cyborg_gpu_driver.tests.ironic.hardware:ServerManager\n',
             encoding='ascii')
-        if self._machine is not None:
-            self.gpus = machine.Machine.load(
-                self._machine, str(self.directory / 'gpus.json'))
+        self.gpus = machine.Machine.load(
+            self._machine, str(self.directory / 'gpus.json'))
         if os.geteuid() == 0:
             nobody.give(self.directory)

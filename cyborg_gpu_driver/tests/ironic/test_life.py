@@ -9,9 +9,14 @@ import pathlib
 
 import fixtures
 import yaml
+from openstack.baremetal.v1 import node as sdk_node
+from oslotest import base
+from testtools import content
 
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests.ironic import base
+from cyborg_gpu_driver.tests.ironic import node as node_module
+from cyborg_gpu_driver.tests.ironic import services
 
 _SLICES = {'slices': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'1g.6gb': 4}}]}
@@ -29,7 +34,38 @@ _THIRDS = {'thirds': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'3g.40gb': 2}}]}
 
 
-class LifeTest(base.TestCase):
+class LifeTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.ironic = services.shared()
+        self.baremetal = self.ironic.connection.baremetal
+        self.addOnException(lambda _: self.addDetail(
+            'ironic', content.text_content(self.ironic.log())))
+
+    def node(self, gpus: str) -> node_module.Node:
+        """Enroll a node whose server has the GPUs of a simulated machine."""
+        return node_module.enroll(self, self.baremetal, self.ironic.url,
+                                  gpus, 'baremetal')
+
+    def layout(self, layout: dict) -> str:
+        """Create the deploy template of a layout for this test only.
+
+        :param layout: ``{NAME: items}``.
+        :returns: the name of the template, which is a trait.
+        """
+        name, = layout
+        template = self.baremetal.create_deploy_template(
+            name=inventory.layout_trait(name), steps=[{
+                'interface': 'deploy', 'step': inventory.APPLY_LAYOUT,
+                'args': {'layout': layout}, 'priority': 65}])
+        self.addCleanup(self.baremetal.delete_deploy_template, template)
+        return template.name
+
+    def check(self, found: sdk_node.Node, state: str) -> None:
+        """Check that a node reached a state without an error."""
+        self.assertEqual((state, None),
+                         (found.provision_state, found.last_error))
 
     def two_hoppers(self):
         """Write the file of a machine with two H100 and return its path."""
