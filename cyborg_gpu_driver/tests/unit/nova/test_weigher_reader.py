@@ -222,21 +222,14 @@ class ReaderTest(base.BaseTestCase):
 
     def test_who_is_on_a_gpu_is_not_known(self):
         self.placement.used['a'] = 1
-        for servers, expected in (
-                ([ONE, TWO], None),
-                (['../x'], (weigher_reader.Server('../x', '', 1),))):
-            self.placement.servers = servers
-            reader = self.reader()
-            fleet = self.fleet(reader, 'a', watched='a')
-            self.assertEqual([expected] * 3, self.servers(reader, fleet))
-
-    def test_what_is_gone_is_no_failure(self):
-        """A provider or a server was deleted after the host was read."""
-        self.placement.used['a'] = 1
-        for gone, expected in (
-                ('/resource_providers/', None),
-                ('/allocations/', (weigher_reader.Server(ONE, '', 1),))):
-            self.placement.gone = gone
+        for servers, gone, expected in (
+                ([ONE, TWO], '', None),
+                (['../x'], '', (weigher_reader.Server('../x', '', 1),)),
+                # Deleted after the host was read, which is no failure.
+                ([ONE], '/resource_providers/', None),
+                ([ONE], '/allocations/',
+                 (weigher_reader.Server(ONE, '', 1),))):
+            self.placement.servers, self.placement.gone = servers, gone
             reader = self.reader()
             fleet = self.fleet(reader, 'a', watched='a')
             self.assertEqual([expected] * 3, self.servers(reader, fleet))
@@ -348,23 +341,18 @@ class PublishedTest(base.BaseTestCase):
 
     def test_a_gpu_is_what_its_providers_say(self):
         placement = Placement()
-        placement.used = {'a': 1}
         known = {names.provider_uuid(name): name
                  for name in placement.names('a')}
-        gpu, = published.gpus(placement.summaries('a'), known)
-        self.assertEqual(('a', '0000:18:00.0'), (gpu.host, gpu.address))
-        self.assertEqual(
-            [('1g.10gb', 1, 6), ('1g.10gb+me', 1, 0), ('3g.40gb', 1, 1)],
-            [(offer.profile, offer.used, offer.free)
-             for offer in gpu.offers])
-
-    def test_more_used_than_there_is(self):
-        placement = Placement()
-        placement.used = {'a': 3}
-        known = {names.provider_uuid(name): name
-                 for name in placement.names('a')}
-        gpu, = published.gpus(placement.summaries('a'), known)
-        self.assertEqual([4, 0, 0], [offer.free for offer in gpu.offers])
+        # Of one profile, more may be used than there is.
+        for used, free in ((1, [6, 0, 1]), (3, [4, 0, 0])):
+            placement.used = {'a': used}
+            gpu, = published.gpus(placement.summaries('a'), known)
+            self.assertEqual(('a', '0000:18:00.0'), (gpu.host, gpu.address))
+            self.assertEqual(
+                [(profile, used, left) for profile, left in zip(
+                    ('1g.10gb', '1g.10gb+me', '3g.40gb'), free)],
+                [(offer.profile, offer.used, offer.free)
+                 for offer in gpu.offers])
 
     def test_classes_of_gpus(self):
         for name, expected in (
