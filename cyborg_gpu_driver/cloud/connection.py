@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
+from typing import TypeVar
 
 from keystoneauth1 import exceptions as identity_exceptions
 from keystoneauth1 import loading
@@ -25,7 +27,7 @@ SECTION = 'gpu_cloud'
 _ADMIN = 'admin'
 """The role to which Cyborg shows the objects of all projects."""
 _VARIABLES = ('OS_CLOUD', 'OS_AUTH_URL')
-_NOT_FOUND = 404
+_Found = TypeVar('_Found')
 _TIMEOUT = 60
 """Timeout of a request in seconds, unless the cloud's configuration sets one.
 """
@@ -121,18 +123,17 @@ class Cloud:
             for Placement :data:`_VERSIONS`.
         :returns: the parsed JSON; None if the object does not exist (404).
         """
-        with self.errors():
-            response = getattr(self.sdk, service).get(
-                path, params=query,
-                microversion=version or _VERSIONS.get(service))
-            if response.status_code == _NOT_FOUND:
+        try:
+            return self.change(service, 'GET', path, version=version,
+                               params=query)
+        except exception.CloudError as error:
+            if isinstance(error.__cause__, exceptions.NotFoundException):
                 return None
-            exceptions.raise_from_response(response)
-            return response.json()
+            raise
 
     def change(self, service: str, method: str, path: str,
                body: Any = None, version: str | None = None,
-               as_service: bool = False) -> Any:
+               as_service: bool = False, **more: Any) -> Any:
         """Send another request that openstacksdk has no method for.
 
         :param as_service: whether to send a service token, as Nova does in
@@ -143,7 +144,7 @@ class Cloud:
                 path, method, json=body,
                 microversion=version or _VERSIONS.get(service),
                 headers={'X-Service-Token': self.sdk.session.get_token()}
-                if as_service else {})
+                if as_service else {}, **more)
             exceptions.raise_from_response(response)
             return response.json() if response.content else None
 
@@ -154,6 +155,17 @@ class Cloud:
                 service).get_endpoint() is not None
         except identity_exceptions.CatalogException:
             return False
+
+    def attempt(self, read: Callable[..., _Found], *arguments: Any,
+                complain: Callable[[str], None]) -> _Found | None:
+        """Return what a function reads; complain and return None if it fails.
+        """
+        try:
+            with self.errors():
+                return read(*arguments)
+        except exception.CloudError as error:
+            complain(str(error))
+            return None
 
     def error(self, reason: object) -> exception.CloudError:
         """Return an error about this cloud, for the caller to raise."""

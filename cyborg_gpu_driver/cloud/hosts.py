@@ -9,11 +9,9 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TypeVar
 
 import os_traits
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
@@ -23,8 +21,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.report.content import names
-
-_Found = TypeVar('_Found')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +139,8 @@ def read(cloud: connection.Cloud, host: str | None = None,
     """Return the GPU hosts of a cloud.
 
     :param host: the only host to read; None for all.
-    :param complain: called with the error if a request to Nova or Cyborg
-        fails. The data of that service is unknown then.
+    :param complain: called if Nova or Cyborg, whose data is unknown then,
+        does not answer.
     """
     found = placement.read_providers(cloud, host, progress)
     able = {item['uuid']: item['name'] for item
@@ -153,8 +149,9 @@ def read(cloud: connection.Cloud, host: str | None = None,
     disabled = [item['uuid'] for item in placement.listed(
         cloud, required=os_traits.COMPUTE_STATUS_DISABLED)]
     return build(found, able, disabled,
-                 _unless(nova.services_by_host, cloud, complain),
-                 _unless(_devices, cloud, complain))
+                 cloud.attempt(nova.services_by_host, cloud,
+                               complain=complain),
+                 cloud.attempt(_devices, cloud, complain=complain))
 
 
 def find(cloud: connection.Cloud, host: str, gpu: str | None,
@@ -181,17 +178,6 @@ def host_names(cloud: connection.Cloud) -> tuple[str, ...]:
     """Return the names of the GPU hosts, as their agents name them."""
     return tuple(sorted({place.host for _, place
                          in placement.gpu_providers(cloud)}))
-
-
-def _unless(ask: Callable[[connection.Cloud], _Found], cloud: connection.Cloud,
-            complain: Callable[[str], None]) -> _Found | None:
-    """Return the data of a service; None if the request fails."""
-    try:
-        with cloud.errors():
-            return ask(cloud)
-    except exception.CloudError as error:
-        complain(str(error))
-        return None
 
 
 def _devices(cloud: connection.Cloud) -> Mapping[str, list[cyborg.Device]]:

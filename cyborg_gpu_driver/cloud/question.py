@@ -150,12 +150,9 @@ class _Reading:
              ) -> Any:
         """Return what a function reads; note it and return None if it fails.
         """
-        try:
-            with self._cloud.errors():
-                return read(*arguments)
-        except exception.CloudError as error:
-            self._unchecked.append(f'{what}: {error}')
-            return None
+        return self._cloud.attempt(
+            read, *arguments, complain=lambda error:
+            self._unchecked.append(f'{what}: {error}'))
 
 
 def _request(cloud, flavor, profile, server):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import facts
@@ -204,7 +203,9 @@ class ListProfile(base.Lister):
         found = placement.read_providers(self.cloud,
                                          progress=base.show_progress)
         device_profiles = state.device_profiles(self.cloud)
-        flavors = self._flavors()
+        flavors = self.cloud.attempt(
+            state.flavors, self.cloud, complain=lambda error: base.say(
+                f'The flavors are not known: {error}'))
         if not (parsed_args.host or parsed_args.model or parsed_args.kind):
             for text in plan.unoffered(device_profiles, found):
                 base.say(text)
@@ -215,16 +216,6 @@ class ListProfile(base.Lister):
                  for label, nodes in hosts.catalogue(
                      found, parsed_args.host, parsed_args.model,
                      parsed_args.kind).items()])
-
-    def _flavors(self):
-        """Return flavors that name device profiles; None if Nova fails."""
-        try:
-            with self.cloud.errors():
-                return [existing.item for existing
-                        in state.flavors(self.cloud)]
-        except exception.CloudError as error:
-            base.say(f'The flavors are not known: {error}')
-            return None
 
 
 def _row(label, nodes, device_profiles, flavors):
@@ -242,7 +233,9 @@ def _row(label, nodes, device_profiles, flavors):
           for name in ('total', 'used', 'reserved', 'free')),
         output.Names(asking),
         output.Optional(None) if flavors is None else output.Names(sorted(
-            flavor.name for flavor in flavors if flavor.profile in asking)))
+            existing.item.name for existing in flavors
+            if isinstance(existing.item, resources.Flavor)
+            and existing.item.profile in asking)))
 
 
 class ListFlavor(base.Lister):

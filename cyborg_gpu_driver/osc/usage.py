@@ -86,7 +86,9 @@ class ShowUsage(base.Lister):
         self._say_missing({host for host, in ask(
             f'count by (Hostname) (count_over_time({_ALIVE}[{span}]))',
             ('Hostname',))})
-        names = self._names() if 'project' in labels else {}
+        names = (self.cloud.attempt(state.project_names, self.cloud,
+                                    complain=base.say)
+                 if 'project' in labels else None) or {}
         return (tuple(column for label in labels
                       for column in _COLUMNS.get(label, ()))
                 + ('Seconds', 'Hours'), [
@@ -109,14 +111,6 @@ class ShowUsage(base.Lister):
             # The format of Keystone.
             return name.replace('-', '').lower()
         return state.project(self.cloud, name)
-
-    def _names(self):
-        try:
-            with self.cloud.errors():
-                return state.project_names(self.cloud)
-        except exception.CloudError as error:
-            base.say(str(error))
-            return {}
 
 
 def _cells(labels, values, names):
