@@ -154,8 +154,8 @@ class Agent:
         self._binder = self._node.binder
         self._finisher = orphans.Finisher(
             functools.partial(connection.Cloud.of_section, conf,
-                              connection.SECTION)
-            if connection.is_configured(conf) else None,
+                              gpu_conf.CLOUD)
+            if gpu_conf.has_cloud_user(conf) else None,
             hostname, settings.orphan_grace)
         self._turn = threading.Lock()
         """Held by a report, and by the thread that works between two."""

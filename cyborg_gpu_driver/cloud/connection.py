@@ -21,9 +21,8 @@ from openstack import exceptions
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 
-SECTION = 'gpu_cloud'
-"""The section of cyborg.conf with the user of the agent."""
 _ADMIN = 'admin'
 """The role to which Cyborg shows the objects of all projects."""
 _VARIABLES = ('OS_CLOUD', 'OS_AUTH_URL')
@@ -50,12 +49,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     for register in (loading.register_auth_conf_options,
                      loading.register_session_conf_options,
                      loading.register_adapter_conf_options):
-        register(conf, SECTION)
-
-
-def is_configured(conf: cfg.ConfigOpts) -> bool:
-    """Whether ``[gpu_cloud]`` names a user."""
-    return bool(conf[SECTION].auth_type or conf[SECTION].auth_section)
+        register(conf, gpu_conf.CLOUD)
 
 
 class Cloud:

@@ -33,6 +33,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import reconcile
@@ -158,8 +159,8 @@ class DisabledWatch(Watch):
     def __init__(self, conf: cfg.ConfigOpts, host: str):
         super().__init__(
             lambda: connection.Cloud.of_section(
-                conf, connection.SECTION
-                if connection.is_configured(conf) else _SECTION),
+                conf, gpu_conf.CLOUD
+                if gpu_conf.has_cloud_user(conf) else _SECTION),
             lambda cloud: disabled(cloud, host),
             'Cannot read from Cyborg which devices are disabled: %s. The last '
             'known answer stays in effect. The user of [gpu_cloud], or of '
@@ -175,7 +176,7 @@ class RequestWatch(Watch):
     def __init__(self, conf: cfg.ConfigOpts, host: str):
         super().__init__(
             functools.partial(connection.Cloud.of_section, conf,
-                              connection.SECTION),
+                              gpu_conf.CLOUD),
             self._claims, 'Cannot read the accelerator requests: %s')
         self._conf = conf
         self._host = host
@@ -189,7 +190,7 @@ class RequestWatch(Watch):
         return read_claims(cloud, self._host)
 
     def read(self) -> reconcile.Requests | None:
-        return (super().read() if connection.is_configured(self._conf)
+        return (super().read() if gpu_conf.has_cloud_user(self._conf)
                 else None)
 
 

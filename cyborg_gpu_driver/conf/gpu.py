@@ -11,6 +11,8 @@ from oslo_config import cfg
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 
+CLOUD = 'gpu_cloud'
+"""The section with the agent's user, read by keystoneauth."""
 ACCESS_SECONDS = 60.0
 """How long an operation waits until all processes of this library on this host
 have closed NVML, before a GPU is reset, is unbound or changes its MIG mode.
@@ -255,6 +257,11 @@ def register_opts(conf):
     group = gpu_group()
     conf.register_group(group)
     conf.register_opts(GPU_OPTS, group=group)
+
+
+def has_cloud_user(conf: cfg.ConfigOpts) -> bool:
+    """Whether ``[gpu_cloud]`` names a user."""
+    return bool(conf[CLOUD].auth_type or conf[CLOUD].auth_section)
 
 
 def state_path(conf: cfg.ConfigOpts) -> str:

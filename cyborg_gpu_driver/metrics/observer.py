@@ -16,7 +16,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import state
@@ -142,7 +142,7 @@ class Observer:
                 continue
             if item.profile == policy.Mode.PASSTHROUGH.value:
                 server = item.key
-            elif not connection.is_configured(self._node.conf):
+            elif not gpu_conf.has_cloud_user(self._node.conf):
                 server = ''
             elif item.key in servers:
                 server = servers[item.key]

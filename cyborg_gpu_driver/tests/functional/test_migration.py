@@ -8,6 +8,7 @@ from cyborg import context
 from cyborg.accelerator.drivers.gpu.nvidia import sysinfo
 
 from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _FIRST, _SECOND = '0000:07:00.0', '0000:0f:00.0'

@@ -12,6 +12,7 @@ from keystoneauth1 import fixture
 from keystoneauth1 import loading
 
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.conf import gpu as gpu_conf
 from demo_lib import httpd
 
 TOKEN = 'admin'
@@ -106,12 +107,12 @@ class KeystoneFixture(fixtures.Fixture):
         """Write the user to ``[gpu_cloud]`` of an agent."""
         connection.register_opts(conf)
         # Another test's configuration would need the URL, too.
-        self.addCleanup(conf._groups.pop, connection.SECTION, None)
+        self.addCleanup(conf._groups.pop, gpu_conf.CLOUD, None)
         conf.register_opts(loading.get_auth_plugin_conf_options('password'),
-                           connection.SECTION)
+                           gpu_conf.CLOUD)
         for name, value in {**_USER, 'auth_url': url or self.auth_url
                             }.items():
-            conf.set_override(name, value, connection.SECTION)
+            conf.set_override(name, value, gpu_conf.CLOUD)
 
     def _serve(self, application):
         server = httpd.Httpd(application)
