@@ -14,8 +14,6 @@ import os
 import subprocess
 import sys
 
-from demo_lib import screen
-
 _TIMEOUT = 60
 
 
@@ -38,9 +36,7 @@ class Operator:
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
              '--config-file', self._config_path, *command],
             capture_output=True, check=False, timeout=_TIMEOUT,
-            encoding='utf-8', env={
-                **os.environ, 'PYTHONIOENCODING': 'utf-8',
-                'COLUMNS': str(screen.WIDTH - len(screen.INDENT))})
+            encoding='utf-8', env=dict(os.environ, PYTHONIOENCODING='utf-8'))
         if finished.returncode:
             raise CommandFailed('cyborg-gpu %s: %s' % (
                 ' '.join(command), finished.stderr.strip()

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterable
 from collections.abc import Sequence
 
-WIDTH = 80
-INDENT = '   '
+_WIDTH = 80
+_INDENT = '   '
 
 
 class Screen:
@@ -27,12 +27,12 @@ class Screen:
     def line(self, text: str) -> None:
         """Print a remark, on several lines if it is long."""
         _print(textwrap.fill(
-            text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT,
+            text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT,
             break_long_words=False, break_on_hyphens=False))
 
     def block(self, text: str) -> None:
         """Print several lines unchanged."""
-        _print(textwrap.indent(text.rstrip('\n'), INDENT))
+        _print(textwrap.indent(text.rstrip('\n'), _INDENT))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence]
               ) -> None:

@@ -70,7 +70,7 @@ class Story:
         self._screen.heading('A simulated compute node: one GPU of each kind')
         self._screen.block(self._operator.text(
             'gpu', 'list', '-c', 'address', '-c', 'model', '-c', 'mode',
-            '-c', 'driver', '-c', 'health'))
+            '-c', 'health'))
 
     def _report(self):
         self._screen.heading('cyborg-agent reports what it can offer')
