@@ -62,8 +62,9 @@ GPU_OPTS = [
         help='Seconds between two requests to Placement by which the agent '
              'learns that a server has got a free whole GPU. With '
              'clean_whole_gpus, a server that lives less than the time '
-             'between two reports is noticed too. 0 asks only in each '
-             'report.'),
+             'between two reports is noticed too. A host with a free whole '
+             'GPU makes one request each time: 1,000 hosts make 200 a second '
+             'with 5. 0 asks only in each report.'),
     cfg.BoolOpt(
         'health_events', default=True,
         help='Whether to listen for error events of NVML (XIDs), so that the '

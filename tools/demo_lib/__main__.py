@@ -80,7 +80,9 @@ def _configuration(directory):
         **story.CONFIGURATION,
         'DEFAULT': {'log_file': os.path.join(directory, 'services.log'),
                     'use_stderr': False},
+        # The story shows what each report does.
         'gpu': {**story.CONFIGURATION['gpu'], 'simulate': story.MACHINE,
+                'clean_poll_interval': 0,
                 'simulate_state': os.path.join(directory, 'hardware.json'),
                 'state_path': os.path.join(directory, 'gpu')}}
 
