@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import dataclasses
-import itertools
 
 from oslotest import base
 
@@ -42,27 +41,6 @@ def handed_over(**fields):
     return a100(**{'driver': 'vfio-pci', 'visible_to_nvml': False,
                    'mig': None, 'mixed_sizes': None, 'scheduler': None,
                    'bound_from': 'nvidia', 'recorded_at': 1.0, **fields})
-
-
-def taken(gpu, step, wanted):
-    """The GPU as a step leaves it on real hardware."""
-    if step is Step.BIND_VFIO:
-        assert not gpu.vfs, 'refused: virtual functions are enabled'
-        return handed_over()
-    if step is Step.BIND_NVIDIA:
-        return a100()
-    if step in (Step.ENABLE_MIG, Step.DISABLE_MIG):
-        assert not gpu.vfs, 'refused: virtual functions are enabled'
-        enabled = step is Step.ENABLE_MIG
-        return a100(enabled)
-    if step in (Step.ENABLE_FUNCTIONS, Step.DISABLE_FUNCTIONS):
-        return a100(gpu.mig.enabled,
-                    16 if step is Step.ENABLE_FUNCTIONS else 0)
-    if step is Step.SCHEDULER:
-        return dataclasses.replace(gpu, scheduler=model.Scheduler(
-            wanted.scheduler[0], wanted.scheduler[1] or 1, BOTH))
-    assert gpu.vfs and not gpu.mig.enabled
-    return dataclasses.replace(gpu, mixed_sizes=step is Step.MIXED_ON)
 
 
 class TestWants(base.BaseTestCase):
@@ -194,28 +172,6 @@ class TestSteps(base.BaseTestCase):
             mig=False, scheduler=(FIXED, None)))
         self.assertEqual([(Step.DISABLE_MIG, None), (Step.SCHEDULER, None)],
                          [(step.action, step.placement) for step in off])
-
-    def test_the_end_is_reached_from_anywhere(self):
-        starts = [a100(enabled, vfs) for enabled in (False, True)
-                  for vfs in (0, 16)]
-        starts += [a100(vfs=16, mixed_sizes=True), handed_over()]
-        ends = [rules('mig'), rules('passthrough'), rules('vgpu'),
-                rules('vgpu', mixed_sizes=True, scheduler=BEST),
-                rules('vgpu', scheduler=FIXED, time_slice=3)]
-        for gpu, governing in itertools.product(starts, ends):
-            planned = steps(gpu, governing)
-            done = []
-            while left := steps(gpu, governing):
-                gpu = taken(gpu, left[0], readiness.wants(gpu, governing))
-                done.append(left[0])
-            if planned == (Step.BIND_NVIDIA,):
-                # NVML shows only then what else is needed.
-                self.assertEqual(Step.BIND_NVIDIA, done[0])
-                continue
-            # The scheduler that a reset sets is not known beforehand.
-            self.assertIn(planned, (tuple(done), (*done, Step.SCHEDULER)),
-                          governing)
-
 
 class TestDriver(base.BaseTestCase):
 

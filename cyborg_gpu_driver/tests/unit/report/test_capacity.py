@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.tests.unit.partition import boards
-from cyborg_gpu_driver.tests.unit.partition.offer import test_mig
 from cyborg_gpu_driver.tests.unit.report import samples
 
 HOST = 'compute1'
@@ -56,25 +53,3 @@ class TestInventories(base.BaseTestCase):
         (item,) = capacity.inventories([offer], {offer.profile: 1}, HOST,
                                        withheld=True)
         self.assertEqual(item.total - 1, item.reserved)
-
-    def test_shared_instances(self):
-        """Placement has as much left as can be made."""
-        # The first four functions are those of whole instances.
-        board = test_mig.gpu(('1g.24gb+gfx', 9))
-        board = dataclasses.replace(board, vfs=(*board.vfs[:4], *(
-            dataclasses.replace(vf, mdevs=(model.Mdev(
-                f'mdev-{vf.index}', vf.address, 'nvidia-13'),))
-            for vf in board.vfs[4:6]), *board.vfs[6:]))
-        held = test_mig.held(board, 'nvidia-13', 'nvidia-13')
-        found = offers.offers(board, test_mig.rules(
-            'DC-1-8Q', 'DC-1-12Q', 'DC-1-24Q'), held)
-        self.assertEqual(
-            {'CUSTOM_NVIDIA_DC_1_8Q': (12, 0),
-             'CUSTOM_NVIDIA_DC_1_12Q': (8, 2),
-             'CUSTOM_NVIDIA_1G_24GB_GFX': (4, 1)},
-            self.reserved(found, {'DC-1-8Q': 2}))
-        # An instance that another tool created is reserved in full.
-        foreign = dataclasses.replace(board, vfs=boards.vfs(48))
-        self.assertEqual(3, self.reserved(offers.offers(
-            foreign, test_mig.rules('DC-1-8Q')))[
-                'CUSTOM_NVIDIA_DC_1_8Q'][1])

@@ -176,23 +176,6 @@ class TestEnumeration(base.BaseTestCase):
             self.assertEqual(
                 expected, self.figures(board, *more)[:len(expected)], board)
 
-    def test_the_19_layouts(self):
-        left = ('2g0 2g2', '2g0 1g2 1g3', '1g0 1g1 2g2', '1g0 1g1 1g2 1g3')
-        right = ('3g4', '2g4 1g6', '1g4 1g5 1g6')
-        expected = {'7g0', '3g0 3g4', '4g0 3g4'}
-        expected |= {f'{half}0 {end}' for half in ('3g', '4g')
-                     for end in right[1:]}
-        expected |= {f'{start} {end}' for start in left for end in right}
-        grid = geometry.Geometry(boards.A100_40)
-        profiles = boards.named(boards.A100_40, *boards.BASE['A100-40'])
-        names = {profile.profile_id: f'{profile.slices}g'
-                 for profile in profiles}
-        found = [' '.join(f'{names[profile_id]}{place.start}'
-                          for profile_id, place in layout.taken)
-                 for layout in geometry.maximal_layouts(grid, profiles)]
-        self.assertEqual(19, len(found))
-        self.assertEqual(expected, set(found))
-
     def test_states_are_distinct_and_reachable(self):
         for board, profiles in boards.ALL.items():
             grid = geometry.Geometry(profiles)

@@ -263,13 +263,6 @@ class TestVendorVfio(base.BaseTestCase):
     def gpu(self, *carried, live=()):
         return test_fixed.pro_6000(*carried, live=live, vfs=48)
 
-    def test_bound_by_cyborg(self):
-        offer, = offers.offers(self.gpu(), rules('DC-1-8Q'))
-        self.assertEqual(('', 12, 12, 'nvidia-13'), (
-            offer.problem, offer.total, offer.creatable,
-            offer.vgpu_type_id))
-        self.assertIs(model.Framework.VENDOR_VFIO, offer.framework)
-
     def test_functions_that_carry_one_are_not_empty(self):
         offer, = offers.offers(self.gpu(*[5] * 4), rules('DC-1-8Q'))
         self.assertEqual(8, offer.creatable)

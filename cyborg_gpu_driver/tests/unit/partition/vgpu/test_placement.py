@@ -5,8 +5,6 @@
 import dataclasses
 import functools
 
-import hypothesis
-from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
@@ -128,24 +126,6 @@ class TestChoose(base.BaseTestCase):
         found = [left(region, taken, sizes) for taken in
                  arrangements(region, sizes, counts, ())]
         return tuple(max(column) for column in zip(*found, strict=True))
-
-    @hypothesis.given(st.sampled_from(sorted(REGIONS)), st.data())
-    def test_no_single_choice_leaves_more(self, region, data):
-        """All sizes count; a large one counts before a small one."""
-        sizes = tuple(REGIONS[region])
-        taken = ()
-        for size in data.draw(st.lists(st.sampled_from(sizes),
-                                       max_size=12)):
-            free = kind(region, size, taken).free_placements
-            start = choose(region, taken, size)
-            if not free:
-                self.assertIsNone(start)
-                continue
-            after = {place: left(region, (*taken, (place, size)), sizes)
-                     for place in free}
-            self.assertEqual(max(after.values()), after[start])
-            taken = (*taken, (data.draw(st.sampled_from(free)), size))
-
 
 def arrangements(region, sizes, counts, taken):
     if not any(counts):

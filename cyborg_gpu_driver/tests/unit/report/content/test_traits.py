@@ -10,7 +10,6 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.partition.offer import test_mig
 from cyborg_gpu_driver.tests.unit.report import samples
 
@@ -115,16 +114,6 @@ class TestTraits(base.BaseTestCase):
             self.assertRegex(trait, r'\A(CUSTOM_[A-Z0-9_]+|OWNER_CYBORG)\Z')
 
 
-MEMORY = {'a10': 24, 'a100-40-pcie': 40, 'a100-80-pcie': 80, 'a16': 16,
-          'a2': 16, 'a30': 24, 'a40': 48, 'a800': 80, 'b200': 180,
-          'b300': 269, 'gb200': 186, 'gb300': 278, 'gh200': 96,
-          'h100-96': 94, 'h100-nvl': 94, 'h100-pcie': 80, 'h20': 96,
-          'h200-nvl': 141, 'h800': 80, 'l20': 48, 'l4': 24, 'l40': 48,
-          'l40s': 48, 'rtx-6000-ada': 48, 'rtx-a6000': 48,
-          'rtx-pro-6000': 96, 't4': 16, 'v100': 32}
-"""GB of each GPU, from NVIDIA's product pages or MIG profiles."""
-
-
 class TestMemoryClass(base.BaseTestCase):
 
     def of_type(self, name, framebuffer_mib):
@@ -168,10 +157,3 @@ class TestMemoryClass(base.BaseTestCase):
                 self.assertEqual(expected, names.memory_class(
                     samples.whole(memory_mib=mib), samples.whole_offer()),
                     mib)
-
-    def test_every_simulated_board(self):
-        for name in files.model_names():
-            board = files.load_model(name)
-            written = MEMORY.get(name) or re.search(r'\d+$', name)[0]
-            self.assertEqual(f'{written}GB', names.whole_memory(
-                board.memory_mib), name)
