@@ -148,7 +148,7 @@ class Agent:
         """What the current report logs once."""
         self._disabled = cyborg.DisabledWatch(conf, hostname)
         self._publisher = self._node.publisher
-        self._steady = drift.Steady(drift.INTERVAL)
+        self._steady = drift.Steady()
         self._watcher = host_health.Watcher(self._node.platform.nvml,
                                             self._event)
         self._binder = self._node.binder

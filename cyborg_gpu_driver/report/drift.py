@@ -196,14 +196,10 @@ class _Sent:
 class Steady:
     """Remembers what was sent for each GPU since the agent has started.
 
-    :param interval: seconds after which an unchanged GPU is sent in full; 0
-        sends all GPUs in full in each report.
     :param clock: a monotonic clock, in seconds.
     """
 
-    def __init__(self, interval: float,
-                 clock: Callable[[], float] = time.monotonic):
-        self._interval = interval
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._sent: dict[model.PciAddress, _Sent] = {}
 
@@ -240,7 +236,7 @@ class Steady:
         return (known is None
                 or known.device != _compared(device)
                 or known.times < _TIMES
-                or self._clock() >= known.at + self._interval)
+                or self._clock() >= known.at + INTERVAL)
 
     def _note(self, device: names.ReportedDevice) -> None:
         known = self._sent.get(device.address)

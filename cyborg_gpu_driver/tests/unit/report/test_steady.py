@@ -12,7 +12,6 @@ from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.report import samples
 
-_INTERVAL = 600.0
 _PLENTY = 1000
 
 
@@ -25,7 +24,7 @@ class SteadyTest(base.BaseTestCase):
         self.there = {deployable.provider_uuid for device in self.devices
                       for deployable in device.deployables}
         self.now = 0.0
-        self.steady = drift.Steady(_INTERVAL, lambda: self.now)
+        self.steady = drift.Steady(lambda: self.now)
 
     def full(self, devices=None, there=None, room=_PLENTY):
         """Addresses of the devices that a report sends in full."""
@@ -62,7 +61,7 @@ class SteadyTest(base.BaseTestCase):
 
     def test_all_are_full_after_the_interval(self):
         self.settle()
-        self.now += _INTERVAL - 1
+        self.now += drift.INTERVAL - 1
         self.assertEqual([], self.full())
         self.now += 1
         self.assertEqual(self.all(), self.full())

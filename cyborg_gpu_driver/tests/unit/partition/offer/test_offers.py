@@ -225,34 +225,6 @@ class TestVgpuOnGpu(base.BaseTestCase):
 
 class TestVgpuOnFunctions(base.BaseTestCase):
 
-    def gpu(self, used=(), available=1, vfs=16, **fields):
-        mdev_types = (
-            model.MdevType('nvidia-557', 'A40-2B', available, 24),
-            model.MdevType('nvidia-565', 'A40-48Q', available, 1))
-        return boards.gpu((), **{
-            'mig': None, 'framework': model.Framework.MDEV_VF,
-            'vfs': boards.vfs(vfs, mdev_types, used), **fields})
-
-    def test_empty(self):
-        found = by_profile(self.gpu(), vgpu('A40-2B', 'A40-48Q'))
-        self.assertEqual(
-            {'A40-2B': (16, 0, 16), 'A40-48Q': (1, 0, 1)},
-            {name: (offer.total, offer.in_use, offer.creatable)
-             for name, offer in found.items()})
-        self.assertEqual(16, len(set(found['A40-2B'].parents)))
-        self.assertEqual(1, len(found['A40-48Q'].parents))
-
-    def test_what_a_used_function_says_does_not_count(self):
-        gpu = self.gpu(['nvidia-557'] * 2, vfs=4)
-        empty = tuple(dataclasses.replace(
-            function, mdev_types=(model.MdevType(
-                'nvidia-557', 'A40-2B', 0, 24),))
-            for function in gpu.vfs[2:])
-        gpu = dataclasses.replace(gpu, vfs=gpu.vfs[:2] + empty)
-        offer, = offers.offers(gpu, vgpu('A40-2B'))
-        self.assertEqual((4, 2, 0), (offer.total, offer.in_use,
-                                     offer.creatable))
-
     def test_problems(self):
         offer, = offers.offers(a100(), vgpu('A100-4C'))
         self.assertIn('MIG mode is on', offer.problem)

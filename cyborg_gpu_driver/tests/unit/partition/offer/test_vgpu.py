@@ -129,17 +129,6 @@ class TestOneSize(base.BaseTestCase):
 
 class TestVendorVfio(base.BaseTestCase):
 
-    def test_bound_by_cyborg(self):
-        board = test_fixed.l40s(3, vfs=8)
-        offer, = offers.offers(board, rules('L40S-12Q'))
-        self.assertEqual(
-            ('', 4, 1, 3, 'nvidia-3', 12288), (
-                offer.problem, offer.total, offer.in_use, offer.creatable,
-                offer.vgpu_type_id, offer.framebuffer_mib))
-        self.assertEqual(tuple(function.address for function in
-                               board.vfs[:4]), offer.parents)
-        self.assertIs(model.Framework.VENDOR_VFIO, offer.framework)
-
     def test_a_function_without_the_drivers_files_takes_none(self):
         offer, = offers.offers(test_fixed.l40s(None, vfs=3),
                                rules('L40S-12Q'))
