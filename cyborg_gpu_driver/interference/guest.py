@@ -189,20 +189,18 @@ def runs_of(report: Report, application: apps.Application, timeout: float
 
     :param timeout: seconds that each run might take.
     """
-    return [_result(run, application, timeout) for run in report.runs]
-
-
-def _result(run: Run, application: apps.Application, timeout: float
-            ) -> results.Runs:
-    outcome = _outcome(run, application, timeout)
-    if outcome is results.Outcome.MEASURED:
-        return results.Runs(seconds=(run.seconds,))
-    if outcome is results.Outcome.TIMED_OUT:
-        problem = f'took more than {timeout:g} s'
-    else:
-        problem = f'exit code {run.exit_code}' + (
-            f': {run.problem}' if run.problem else '')
-    return results.Runs(outcome, problem=f'{application.name}: {problem}')
+    found = []
+    for run in report.runs:
+        outcome = _outcome(run, application, timeout)
+        problem = (f'took more than {timeout:g} s'
+                   if outcome is results.Outcome.TIMED_OUT else
+                   f'exit code {run.exit_code}'
+                   + (f': {run.problem}' if run.problem else ''))
+        found.append(
+            results.Runs(seconds=(run.seconds,))
+            if outcome is results.Outcome.MEASURED else
+            results.Runs(outcome, problem=f'{application.name}: {problem}'))
+    return found
 
 
 def _outcome(run: Run, application: apps.Application, timeout: float

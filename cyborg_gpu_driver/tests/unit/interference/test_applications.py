@@ -4,13 +4,10 @@
 
 from __future__ import annotations
 
-import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.interference import applications
-
-load_tests = testscenarios.load_tests_apply_scenarios
 
 
 class ReadTest(base.BaseTestCase):
@@ -34,42 +31,36 @@ class ReadTest(base.BaseTestCase):
             applications.from_options(["a=env 'B=c d'"], '--application'))
 
 
-class WrongFileTest(base.BaseTestCase):
+class WrongTest(base.BaseTestCase):
 
-    scenarios = [(text, {'text': text, 'words': words}) for text, words in (
-        ('{applications: {a: {command: b}}}', 'version'),
-        ('{version: 2, applications: {a: {command: b}}}', 'version'),
-        ('{version: 1, applications: {}}', 'applications'),
-        ('{version: 1, applications: {a b: {command: c}}}', 'a b'),
-        ('{version: 1, applications: {a: {command: 3}}}', 'command'),
-        ('{version: 1, applications: {a: {command: []}}}', 'command'),
-        ('{version: 1, applications: {a: {command: ""}}}', 'a program'),
-        ('{version: 1, applications: {a: {command: "\'b"}}}', 'quotation'),
-        ('{version: 1, applications: {a: {command: b, shell: true}}}',
-         'shell'),
-        ('{version: 1, applications: {a: {command: b, '
-         'out_of_memory_exit_codes: [0]}}}', 'out_of_memory_exit_codes'),
-        ('[', 'file'))]
+    def test_a_file(self):
+        for text, words in (
+                ('{applications: {a: {command: b}}}', 'version'),
+                ('{version: 2, applications: {a: {command: b}}}', 'version'),
+                ('{version: 1, applications: {}}', 'applications'),
+                ('{version: 1, applications: {a b: {command: c}}}', 'a b'),
+                ('{version: 1, applications: {a: {command: 3}}}', 'command'),
+                ('{version: 1, applications: {a: {command: []}}}', 'command'),
+                ('{version: 1, applications: {a: {command: ""}}}',
+                 'a program'),
+                ('{version: 1, applications: {a: {command: "\'b"}}}',
+                 'quotation'),
+                ('{version: 1, applications: {a: {command: b, shell: true}}}',
+                 'shell'),
+                ('{version: 1, applications: {a: {command: b, '
+                 'out_of_memory_exit_codes: [0]}}}',
+                 'out_of_memory_exit_codes'), ('[', 'file')):
+            error = self.assertRaises(exception.DocumentError,
+                                      applications.parse, text, 'file')
+            self.assertIn('file', str(error))
+            self.assertIn(words, str(error))
 
-    def test_error_names_the_place(self):
-        error = self.assertRaises(exception.DocumentError,
-                                  applications.parse, self.text, 'file')
-        self.assertIn('file', str(error))
-        self.assertIn(self.words, str(error))
-
-
-class WrongOptionTest(base.BaseTestCase):
-
-    scenarios = [(text, {'text': text}) for text in (
-        'a', '=b', 'a=', 'a b=c', "a='")]
-
-    def test_error_names_the_option(self):
-        error = self.assertRaises(
-            exception.DocumentError, applications.from_options, [self.text],
-            '--application')
-        self.assertIn(f'--application {self.text}', str(error))
-
-    def test_name_twice(self):
+    def test_options(self):
+        for text in 'a', '=b', 'a=', 'a b=c', "a='":
+            error = self.assertRaises(
+                exception.DocumentError, applications.from_options, [text],
+                '--application')
+            self.assertIn(f'--application {text}', str(error))
         twice = applications.from_options(['a=b', 'a=c'], '--application')
         error = self.assertRaises(exception.InvalidValue,
                                   applications.checked, twice, frozenset())

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 
-import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -14,7 +13,6 @@ from cyborg_gpu_driver.interference import applications
 from cyborg_gpu_driver.interference import results
 from cyborg_gpu_driver.nova.weighing import published
 
-load_tests = testscenarios.load_tests_apply_scenarios
 Outcome = results.Outcome
 Runs = results.Runs
 
@@ -60,19 +58,16 @@ class ResultsTest(base.BaseTestCase):
              ('b', 'b')], found.steps())
         self.assertEqual(found.steps(), found.open_steps())
 
-
-class WrongFileTest(base.BaseTestCase):
-
-    scenarios = [(str(change), {'change': change}) for change in (
-        {'slowdown': 1}, {'slowdown': {'a': {'b': 0}}}, {'kind': 'other'},
-        {'version': 2}, {'repeats': 0}, {'applications': {'a': {}}},
-        {'alone': {'a': {'seconds': [0]}}},
-        {'pairs': {'a': {'b': {'seconds': 1}}}},
-        {'pairs': {'a': {'b': {'seconds': [], 'outcome': 'well'}}}})]
-
-    def test_error_names_the_file(self):
-        document = {**json.loads(measured().dump()), **self.change}
-        error = self.assertRaises(
-            exception.DocumentError, results.parse, json.dumps(document),
-            'results.json')
-        self.assertIn(f'results.json: {next(iter(self.change))}', str(error))
+    def test_errors_name_the_place(self):
+        for change in (
+                {'slowdown': 1}, {'slowdown': {'a': {'b': 0}}},
+                {'kind': 'other'}, {'version': 2}, {'repeats': 0},
+                {'applications': {'a': {}}}, {'alone': {'a': {
+                    'seconds': [0]}}}, {'pairs': {'a': {'b': {
+                        'seconds': 1}}}}, {'pairs': {'a': {'b': {
+                            'seconds': [], 'outcome': 'well'}}}}):
+            document = {**json.loads(measured().dump()), **change}
+            error = self.assertRaises(
+                exception.DocumentError, results.parse, json.dumps(document),
+                'results.json')
+            self.assertIn(f'results.json: {next(iter(change))}', str(error))
