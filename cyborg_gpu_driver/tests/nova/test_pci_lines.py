@@ -12,11 +12,13 @@ import json
 import fixtures
 from nova import conf
 from nova.compute import pci_placement_translator
+from nova.compute import provider_tree
 from nova.objects import pci_device
 from nova.pci import request
 from nova.pci import stats
 from nova.pci import whitelist
 from nova.tests.fixtures import libvirt as fakelibvirt
+from oslo_utils.fixture import uuidsentinel
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.host.snapshot import model
@@ -158,6 +160,14 @@ class PciLinesTest(PciLinesCase):
                 provider.resource_class)
             self.assertIn('CUSTOM_GPU_KIND_VGPU', provider.traits)
             self.assertNotIn('OWNER_CYBORG', provider.traits)
+            # Nova does not undo what an operator reserves.
+            inventory = provider._get_inventories()
+            tree = provider_tree.ProviderTree()
+            tree.new_root('gpu', uuidsentinel.gpu)
+            tree.update_inventory('gpu', {
+                provider.resource_class: {
+                    **inventory[provider.resource_class], 'reserved': count}})
+            self.assertFalse(tree.has_inventory_changed('gpu', inventory))
 
     def test_aliases_with_placement(self):
         self.nova_conf(
