@@ -110,7 +110,3 @@ def name_process() -> None:
 def _say(message: str) -> None:
     # Nova's log is not set up yet.
     sys.stderr.write(f'{services.OURS}: {message}\n')
-
-
-if __name__ == '__main__':
-    sys.exit(main())
