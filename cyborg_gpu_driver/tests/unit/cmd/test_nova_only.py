@@ -31,7 +31,7 @@ mig-configs:
   halves:
     - devices: [0]
       mig-enabled: true
-      mig-devices: {3g.40gb: 2}
+      mig-devices: {2g.12gb: 2}
 """
 
 
@@ -81,12 +81,12 @@ class NovaOnlyTest(base.BaseTestCase):
         self.assertEqual(before, after)
 
     def test_layout(self):
-        conf = self.conf('dgx-a100-80')
+        conf = self.conf('a30x4')
         layouts = self.work / 'layouts.yaml'
         layouts.write_text(_LAYOUT)
         self.results(
             [conf, 'layout', 'apply', '--layout-file', str(layouts),
-             '-c', 'halves'], self.reboot('dgx-a100-80'),
+             '-c', 'halves'], self.reboot('a30x4'),
             [conf, 'layout', 'restore'],
             # It succeeds if the layout is in effect.
             [conf, 'layout', 'plan', '--layout-file', str(layouts),
