@@ -118,8 +118,6 @@ class KillCase(base.BaseTestCase):
     options: dict = {}
     owner: int | None = None
     """The user who owns the records' directory; root unless given."""
-    each = 5
-    """How many steps lie between two kills, unless all are tried."""
     placement = staticmethod(no_placement)
     hostname = 'host1'
 
@@ -303,7 +301,7 @@ class KillCase(base.BaseTestCase):
             return steps
 
         self.points = attempt(None)
-        for number in scope.some(range(self.points), self.each):
+        for number in scope.some(range(self.points)):
             attempt(number)
 
     def say(self, what, least=4):

@@ -76,7 +76,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         world = pynvml.nvmlLib.machine
         world.reset_calls()
         self.cloud.report()
-        for symbol in scope.some(sorted(world.calls), each=8):
+        for symbol in scope.some(sorted(world.calls)):
             for code in (pynvml.NVML_ERROR_UNKNOWN,
                          pynvml.NVML_ERROR_TIMEOUT):
                 world.faults.fail(symbol, code, times=None)

@@ -35,7 +35,6 @@ _CLASS = 'PGPU'
 
 class BindTest(kill_case.KillCase):
 
-    each = 10
     scenarios = scope.first(
         ('slices on mdev', {'options': {
             'mode': 'mig', 'profiles': ['2g.10gb']}}),
@@ -193,7 +192,6 @@ class ChangeTest(kill_case.KillCase):
     """The GPU was used under another policy before."""
 
     prepared = False
-    each = 10
     scenarios = scope.first(
         ('time slices to slices', {
             'options': _VGPU, 'then': _MIG, 'ends': (True, 16, False)}),
@@ -238,7 +236,6 @@ class FixedTest(kill_case.KillCase):
     """A report makes fixed vGPUs, or removes them for another policy."""
 
     framework = 'vendor-vfio'
-    each = 10
     scenarios = scope.first(
         ('slices', {'options': {'mode': 'mig', 'fixed_vgpus':
                                 'A100X-2-10C:2'}}),
@@ -272,7 +269,6 @@ class GroupTest(kill_case.KillCase):
     partition, and no GPU with two owners.
     """
 
-    each = 20
     options = {'mode': 'nvlink', 'nvlink_sizes': '2, 4'}
 
     def setUp(self):
@@ -359,7 +355,6 @@ class TakeRoleTest(kill_case.KillCase):
     """A GPU of mode auto takes a role."""
 
     prepared = False
-    each = 25
     options = {'mode': 'auto', 'roles': ['passthrough', 'mig', 'vgpu'],
                'profiles': ['2g.10gb'], 'vgpu_types': ['A100X-10C']}
 
@@ -374,7 +369,7 @@ class TakeRoleTest(kill_case.KillCase):
         # One machine for all runs: each time it has to become idle again.
         self.points = self._attempt(None, (*next(kinds), name))
         self.assertEqual(1, len(self.claims))
-        for number in scope.some(range(self.points), self.each):
+        for number in scope.some(range(self.points)):
             self._attempt(number, (*next(kinds), name))
         self.say('a role taken', 20)
 
@@ -471,7 +466,6 @@ class CleaningTest(kill_case.KillCase):
     """A whole GPU is cleaned for its next tenant."""
 
     prepared = False
-    each = 15
     options = {'mode': 'passthrough'}
 
     def setUp(self):

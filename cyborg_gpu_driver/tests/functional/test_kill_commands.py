@@ -143,7 +143,6 @@ class ApplyTest(kill_case.KillCase):
         ('instances after a reboot', {
             'before': 'old', 'after': 'new', 'rebooted': True}))
     # The creation of each lock file is a step, too.
-    each = 10
     in_use = False
     kept = None
     rebooted = False

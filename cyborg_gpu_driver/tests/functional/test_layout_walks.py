@@ -54,7 +54,7 @@ class BoardCase(layouts.LayoutCase):
         tried = 0
         orders = [order for multiset in sorted(multisets)
                   for order in itertools.permutations(multiset)]
-        for order in scope.some(orders, each=10):
+        for order in scope.some(orders):
             wanted = {self.names[number]: count for number, count in order}
             self.load(self.empty)
             self.machine.reset_calls()
