@@ -94,36 +94,6 @@ class TestNvidiaSmi(ToolsTestCase):
         self.assertEqual(1, self.machine.calls['nvidia-smi'])
         self.assertEqual({}, self.machine.gpu(self.gpu).state.instances)
 
-    def assert_in_use(self):
-        text, status = self.refused(self.reset)
-        self.assertIn(f'GPU {self.gpu}: In use by another client', text)
-        self.assertEqual(255, status)
-
-    def test_it_refuses_while_anyone_holds_the_gpu(self):
-        self.device()
-        self.assert_in_use()
-        self.pend()
-        self.machine.add_holder(self.gpu, 913, 'nv-hostengine')
-        self.assert_in_use()
-        self.machine.remove_holder(913)
-        self.machine.load_drm()
-        self.assert_in_use()
-        self.machine.unload_drm()
-        self.machine.add_process(self.gpu, 4711)
-        self.assert_in_use()
-        self.machine.remove_process(4711)
-        self.assertEqual(1, self.mode())
-        self.reset()
-        self.assertEqual(0, self.mode())
-
-    def test_it_asks_nvidia_persistenced_to_close_the_gpu(self):
-        self.machine.start_persistenced()
-        self.pend()
-        self.reset()
-        self.assertEqual(0, self.mode())
-        self.assertEqual(((812, 'nvidia-persiste'),),
-                         self.machine.holders(self.gpu))
-
     def test_an_unknown_gpu(self):
         pynvml.nvmlShutdown()
         error = self.refused(self.run_tool, '--gpu-reset', '-i',

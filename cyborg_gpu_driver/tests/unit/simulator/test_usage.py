@@ -2,14 +2,18 @@
 
 """The usage count of a GPU in NVIDIA's driver, and what shows it."""
 
+import contextlib
 import dataclasses
 import errno
 import threading
 
 import pynvml
+import testtools
+from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _GPU = '0000:17:00.0'
@@ -57,12 +61,26 @@ class UsageTestCase(base.MachineTestCase):
         machine.leak_use(_GPU)
         self.assertEqual((), machine.holders(_GPU))
         yield 'leak'
+        machine.add_process(_GPU, 4711)
+        yield 'process'
 
 
 class UnbindLockTest(UsageTestCase):
+    """What the driver grants and shows."""
+
     def test_granted_to_an_unused_gpu_only(self):
+        reset = tools.nvidia_smi(self.machine)
+        self.assertIn('Video Memory:               ?', self.read('power'))
         for user in self.users():
             self.assertEqual('0', self.lock(), user)
+            self.assertIn('Active', self.read('power'), user)
+            # nvidia-smi asks nvidia-persistenced to close the GPU.
+            with contextlib.ExitStack() as stack:
+                if user != 'nvidia-persistenced':
+                    stack.enter_context(testtools.ExpectedException(
+                        processutils.ProcessExecutionError,
+                        '(?s).*In use by another client'))
+                reset('--gpu-reset', '-i', _GPU)
 
     def test_it_keeps_the_gpu_closed_until_it_is_given_back(self):
         self.assertEqual('0', self.read('unbindLock'))
@@ -85,18 +103,6 @@ class UnbindLockTest(UsageTestCase):
 
     def test_other_text(self):
         self.assert_errno(errno.EINVAL, self.lock, 'x')
-
-
-class PowerTest(UsageTestCase):
-    def memory(self):
-        lines = self.read('power').splitlines()
-        return dict(line.split(':') for line in lines if line)[
-            'Video Memory'].strip()
-
-    def test_unknown_unless_the_driver_has_the_gpu_initialized(self):
-        self.assertEqual('?', self.memory())
-        for user in self.users():
-            self.assertEqual('Active', self.memory(), user)
 
 
 class UnbindTest(UsageTestCase):

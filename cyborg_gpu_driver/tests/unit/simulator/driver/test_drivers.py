@@ -4,7 +4,6 @@
 
 import dataclasses
 import errno
-import threading
 
 import pynvml
 
@@ -12,7 +11,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _GPU, _OTHER = '0000:41:00.0', '0000:81:00.0'
@@ -49,26 +47,6 @@ class DriversTestCase(base.MachineTestCase):
     def refused(self, code, function, *args):
         error = self.assertRaises(exception.SysfsError, function, *args)
         self.assertEqual(code, error.errno)
-
-    def blocked(self, action, *args):
-        """Start a thread; return it when its system call waits."""
-        waiting = threading.Event()
-        self.go_on = threading.Event()
-
-        def pause(seconds):
-            waiting.set()
-            self.go_on.wait(scope.HANG)
-        self.machine.pause = pause
-        thread = threading.Thread(target=action, args=args, daemon=True)
-        thread.start()
-        self.assertTrue(waiting.wait(scope.HANG))
-        return thread
-
-    def finish(self, thread):
-        self.go_on.set()
-        thread.join(scope.HANG)
-        self.assertFalse(thread.is_alive())
-
 
 class TestBinding(DriversTestCase):
 
@@ -128,40 +106,8 @@ class TestBinding(DriversTestCase):
             self.machine.reboot()
 
 
-class TestBlockedUnbind(DriversTestCase):
-    """nv_pci_remove_helper waits for holders."""
-
-    def setUp(self):
-        super().setUp()
-        self.machine.add_holder(_GPU, 812, 'nvidia-persistenced')
-
-    def test_it_waits_for_the_last_holder(self):
-        pynvml.nvmlInit()
-        self.at(_GPU)
-        thread = self.blocked(self.unbind, _GPU, 'nvidia')
-        self.assertEqual('nvidia', self.driver(_GPU))
-        self.machine.remove_holder(812)
-        self.assertEqual('nvidia', self.driver(_GPU))
-        pynvml.nvmlShutdown()
-        self.finish(thread)
-        self.assertIsNone(self.driver(_GPU))
-        blocked, = self.machine.blocked_unbinds
-        self.assertEqual((_GPU, 'nvidia'), (blocked.address, blocked.driver))
-        self.assertIn('nvidia-persistenced',
-                      [holder.name for holder in blocked.holders])
-
-
 class TestWholeGpus(DriversTestCase):
     """Guests that have a whole GPU, as libvirt starts and ends them."""
-
-    def test_it_blocks_while_anybody_has_the_gpu_open(self):
-        self.machine.add_holder(_GPU, 913, 'nv-hostengine')
-        thread = self.blocked(self.machine.start_guest, _GPU)
-        self.machine.remove_holder(913)
-        self.finish(thread)
-        self.assertEqual([_GPU], [item.address for item
-                                  in self.machine.blocked_unbinds])
-        self.assertEqual(1, len(self.machine.vfio_holders(_GPU)))
 
     def test_a_process_that_has_vfio_open(self):
         self.machine.open_vfio(_VFIO_GPU, 4711)
