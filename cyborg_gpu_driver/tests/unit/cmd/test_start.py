@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How the process starts, and its behavior without a command."""
+"""How the process starts, what it imports, and its behavior without a command.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ import configparser
 import contextlib
 import io
 import json
+import pathlib
 import signal
 import subprocess
 import sys
 from importlib import metadata
+
+import fixtures
+import pynvml
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.tests import scope
@@ -36,11 +41,53 @@ sys.exit(start.main())
 '''
 
 
-def _run(program):
+# Each with its purpose. A command that needs one of them imports it itself.
+HEAVY = {
+    'eventlet', 'oslo_privsep',  # changing GPUs
+    'openstack', 'keystoneauth1', 'requests', 'osc_lib',  # asking the cloud
+    'jsonschema', 'yaml',  # reading files
+    'oslo_concurrency.processutils',  # running programs
+    'cyborg_gpu_driver.cloud', 'cyborg_gpu_driver.node',
+    'cyborg_gpu_driver.report', 'cyborg_gpu_driver.simulator',
+}
+_RUN = """
+import sys
+sys.argv = ['cyborg-gpu', *sys.argv[1:]]
+from cyborg_gpu_driver.cmd import start
+try:
+    start.main()
+except SystemExit:
+    pass
+print('\\nimported:', *sys.modules)
+"""
+
+
+_LOG = """
+import sys
+import oslo_log.log
+print('imported:', *sys.modules)
+"""
+
+
+def run(program, *arguments):
     """Run a Python program in a process of its own."""
     return subprocess.run(
-        [sys.executable, '-c', program], capture_output=True, text=True,
-        check=False, timeout=scope.HANG)
+        [sys.executable, '-c', program, *arguments], capture_output=True,
+        text=True, check=False, timeout=scope.HANG)
+
+
+def imported(*arguments, program=_RUN):
+    """The modules that a command has imported when it ends."""
+    done = run(program, *arguments)
+    return set(done.stdout.rpartition('imported: ')[2].split())
+
+
+def heavy(modules):
+    """Those of HEAVY that a command has imported and oslo.log has not.
+
+    oslo.log 7 imports eventlet.
+    """
+    return HEAVY & modules - imported(program=_LOG)
 
 
 class InterruptTest(base.CommandCase):
@@ -48,13 +95,13 @@ class InterruptTest(base.CommandCase):
     def test_while_it_imports(self):
         # A module imported early, and one that the running command needs.
         for module in ('cliff', 'cyborg_gpu_driver.cmd.gpu.show'):
-            done = _run(_INTERRUPTED.format(module=module))
+            done = run(_INTERRUPTED.format(module=module))
             self.assertEqual(
                 (128 + signal.SIGINT, '', ''),
                 (done.returncode, done.stdout, done.stderr), module)
 
     def test_without_standard_output(self):
-        done = _run('import sys\n'
+        done = run('import sys\n'
                     'from cyborg_gpu_driver.cmd import start\n'
                     'sys.stdout = None\n'
                     'sys.exit(start.main())')
@@ -100,3 +147,40 @@ class VersionTest(base.CommandCase):
         with contextlib.redirect_stdout(printed):
             self.assertRaises(SystemExit, main.CyborgGpu().run, ['--version'])
         self.assertIn(main.version(), printed.getvalue())
+
+
+class ImportsTest(base.CommandCase):
+    """Read-only commands import no module that takes long to import."""
+
+    def test_version_and_help(self):
+        for option in '--version', '--help':
+            modules = imported(option)
+            self.assertEqual(set(), heavy(modules))
+            self.assertNotIn('pynvml', modules)
+            self.assertNotIn('cyborg_gpu_driver.cmd.gpu.show', modules)
+
+    def test_the_list_of_commands_describes_each(self):
+        output, _ = self.run_program('help')
+        for name, entry in main.Commands(main.NAMESPACE).commands.items():
+            self.assertIn(f'  {name:<13}  '
+                          + entry.load().__doc__.splitlines()[0].rstrip('.'),
+                          output)
+
+    def test_a_simulated_host(self):
+        # The files of a simulated host are in YAML.
+        modules = imported('--simulate', 'l40sx4', 'gpu', 'list')
+        self.assertIn('cyborg_gpu_driver.simulator', modules)
+        self.assertEqual({'yaml', 'cyborg_gpu_driver.simulator'},
+                         heavy(modules))
+
+    def test_old_pynvml(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        pathlib.Path(directory, 'pynvml.py').write_text(
+            pathlib.Path(pynvml.__file__).read_text().replace(
+                'c_nvmlGpuFabricInfo_v3_t', 'unknown'))
+        self.useFixture(fixtures.EnvironmentVariable('PYTHONPATH', directory))
+        done = subprocess.run(
+            [sys.executable, '-c', _RUN, 'doctor'], text=True,
+            capture_output=True, check=True, timeout=scope.HANG)
+        self.assertIn('needs 13.580.65 or later', done.stderr)
+        self.assertNotIn('Traceback', done.stderr)

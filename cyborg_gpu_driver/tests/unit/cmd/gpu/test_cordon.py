@@ -70,13 +70,6 @@ class CordonTest(CordonCase):
             self.run_json('gpu', 'uncordon', '0')[0])
         self.assertEqual({}, self.gpu_cordons.known())
 
-    def test_all_of_the_inventories_are_reserved(self):
-        self.cordon(str(self.one))
-        for row in self.run_json('offer', 'list')[0]:
-            self.assertEqual(
-                row['total'] if row['address'] == str(self.one) else 0,
-                row['reserved'])
-
     def test_what_cyborg_has_disabled_stays_so(self):
         self.gpu_cordons.note_disabled(frozenset({self.one}))
         self.cordon(str(self.one))

@@ -3,12 +3,12 @@
 """layout checkpoint and restore."""
 
 import json
-import os
 import shutil
 
-from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
 
@@ -44,50 +44,15 @@ class RestoreTest(layouts.LayoutCase):
         _, errors = self.layout('restore', code=1)
         self.assertIn(layouts.GPU, errors)
 
-    def test_killed_apply(self):
-        """Each GPU is as before or complete; a new apply then finishes."""
+    def test_a_change_that_was_interrupted(self):
         self.apply('halves')
-        before = [self.instances(index) for index in range(self.gpus)]
-        self.assertEqual(9, self.killed('mixed', 12))
+        address = model.PciAddress.parse(layouts.GPU)
+        store.of(self.state_path).put(address, change=gpu_record.Change(
+            address, spec.MigLayout(True, True), ('a', 'b')))
         _, errors = self.assert_layout('halves', code=1)
         self.assertIn('an earlier change was interrupted: step', errors)
         self.layout('restore')
-        found = [self.instances(index) for index in range(self.gpus)]
-        self.assertEqual({None}, {
-            record.change for record
-            in store.of(self.state_path).records().values()})
-        self.apply('mixed')
-        self.assert_layout('mixed')
-        # The command changes several GPUs at once.
-        for index in range(self.gpus):
-            self.assertIn(found[index],
-                          (before[index], self.instances(index)))
-
-    def killed(self, name, calls):
-        """Apply in a process that dies after ``calls`` mutating calls."""
-        child = os.fork()
-        if child:
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        try:
-            load = simulator.Machine.load.__func__
-
-            def loaded(cls, *arguments):
-                machine = load(cls, *arguments)
-                left = iter(range(calls))
-                for symbol in ('nvmlGpuInstanceDestroy',
-                               'nvmlDeviceCreateGpuInstanceWithPlacement'):
-                    machine.faults.delay(
-                        symbol, 0, lambda _: next(left, None) is None
-                        and os._exit(9))
-                return machine
-
-            simulator.Machine.load = classmethod(loaded)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            main.main(['--config-file', self.conf, '--simulate', self.host,
-                       '--state', self.state, 'layout', 'apply', '-f',
-                       self.file, '-c', name])
-        finally:
-            os._exit(1)
+        self.assertIsNone(store.of(self.state_path).read(address).change)
 
 
 class SeveralGpusTest(base.HostCase):
