@@ -40,15 +40,19 @@ class Metric:
 
     name: str
     """Without the prefix, and without the ``_total`` of a counter."""
-    kind: Kind
+    labels: tuple[str, ...]
     help: str
-    labels: tuple[str, ...] = _HOST
+    kind: Kind = Kind.GAUGE
 
     @property
     def full_name(self) -> str:
         """The name of the metric in a query."""
         return (PREFIX + self.name
                 + ('_total' if self.kind is Kind.COUNTER else ''))
+
+
+def _counter(name: str, labels: tuple[str, ...], text: str) -> Metric:
+    return Metric(name, labels, text, Kind.COUNTER)
 
 
 LABELS = {
@@ -101,234 +105,169 @@ LABELS = {
     'xid': "The error's number in NVIDIA's XID catalogue.",
 }
 
-INFO = Metric(
-    'info', Kind.GAUGE, 'A GPU that was reported to Cyborg. Always 1.',
-    (*_GPU, 'pci_bus_id', 'model', 'mode'))
+INFO = Metric('info', (*_GPU, 'pci_bus_id', 'model', 'mode'), (
+    'A GPU that was reported to Cyborg. Always 1.'))
 ASSIGNMENT = Metric(
-    'assignment_info', Kind.GAUGE,
-    'A GPU, vGPU or slice in use, and its server; one series for each GPU of '
-    'a group. Always 1.',
+    'assignment_info',
     (*_GPU, 'GPU_I_ID', 'GPU_I_PROFILE', 'profile', 'handle', 'mdev', 'vf',
-     'server', 'arq', 'project', 'flavor'))
-ASSIGNED = Metric(
-    'assignment_start_timestamp_seconds', Kind.GAUGE,
-    'Time when the bind of a handle completed.', (*_GPU, 'handle'))
-TIME = Metric(
-    'assigned_seconds', Kind.COUNTER,
-    'Time that servers of a project have had a profile, up to the last report '
-    'of the agent. A group of GPUs counts on its first GPU.',
-    (*_GPU, 'profile', 'project'))
-CAPACITY = Metric(
-    'offer_capacity', Kind.GAUGE,
-    'Number of units of a profile that fit on an empty GPU.', _OFFER)
-IN_USE = Metric(
-    'offer_in_use', Kind.GAUGE,
+     'server', 'arq', 'project', 'flavor'),
+    'A GPU, vGPU or slice in use, and its server; one series for each GPU of '
+    'a group. Always 1.')
+ASSIGNED = Metric('assignment_start_timestamp_seconds', (*_GPU, 'handle'), (
+    'Time when the bind of a handle completed.'))
+TIME = _counter('assigned_seconds', (*_GPU, 'profile', 'project'), (
+    'Time that servers of a project have had a profile, up to the last '
+    'report of the agent. A group of GPUs counts on its first GPU.'))
+CAPACITY = Metric('offer_capacity', _OFFER, (
+    'Number of units of a profile that fit on an empty GPU.'))
+IN_USE = Metric('offer_in_use', _OFFER, (
     'Number of existing units of a profile, including units that others '
-    'created.', _OFFER)
-RESERVED = Metric(
-    'offer_reserved', Kind.GAUGE,
+    'created.'))
+RESERVED = Metric('offer_reserved', _OFFER, (
     'Number of units of a profile that the agent reserves in Placement, '
-    'because they cannot or must not be created now.', _OFFER)
-OPEN = Metric(
-    'offer_open', Kind.GAUGE,
+    'because they cannot or must not be created now.'))
+OPEN = Metric('offer_open', _OFFER, (
     'Number of units of a profile that Placement can still allocate: the '
     'capacity without the reserved units and the units that Cyborg has '
-    'bound.', _OFFER)
-CREATABLE = Metric(
-    'offer_creatable', Kind.GAUGE,
+    'bound.'))
+CREATABLE = Metric('offer_creatable', _OFFER, (
     'Number of further units of a profile for which the GPU has room now, '
-    'without other changes. A cordoned or unhealthy GPU can still have room.',
-    _OFFER)
-FREE_SLICES = Metric(
-    'mig_free_slices', Kind.GAUGE,
-    'Compute slices of a GPU in MIG mode that no GPU instance uses.', _GPU)
-LARGEST_SLICES = Metric(
-    'mig_largest_creatable_slices', Kind.GAUGE,
-    'Compute slices of the largest GPU instance that can be created now. '
-    'If this is less than the free compute slices, the free space is '
-    'fragmented.', _GPU)
-DISABLED = Metric(
-    'disabled', Kind.GAUGE,
-    'Whether an operator has disabled the GPU in Cyborg.', _GPU)
-CORDONED = Metric(
-    'cordoned', Kind.GAUGE,
+    'without other changes. A cordoned or unhealthy GPU can still have room.'))
+FREE_SLICES = Metric('mig_free_slices', _GPU, (
+    'Compute slices of a GPU in MIG mode that no GPU instance uses.'))
+LARGEST_SLICES = Metric('mig_largest_creatable_slices', _GPU, (
+    'Compute slices of the largest GPU instance that can be created now. If '
+    'this is less than the free compute slices, the free space is '
+    'fragmented.'))
+DISABLED = Metric('disabled', _GPU, (
+    'Whether an operator has disabled the GPU in Cyborg.'))
+CORDONED = Metric('cordoned', _GPU, (
     'Whether the GPU gets no new server: an operator has cordoned it on the '
-    'host or disabled it in Cyborg, or it had too many errors.', _GPU)
+    'host or disabled it in Cyborg, or it had too many errors.'))
 CORDON = Metric(
-    'cordon_timestamp_seconds', Kind.GAUGE,
-    'Time when the GPU was cordoned; 0 if unknown. One series for each source '
-    'of a cordon: operator, cyborg, health or record.',
-    (*_GPU, 'source', 'who', 'reason'))
-HEALTHY = Metric(
-    'healthy', Kind.GAUGE,
-    'Whether the GPU has no health condition that withdraws its offers.',
-    _GPU)
-CONDITION = Metric(
-    'condition_info', Kind.GAUGE,
-    'A health condition of the GPU. Always 1.', (*_GPU, 'code'))
-NOT_CLEAN = Metric(
-    'unclean', Kind.GAUGE,
-    'Whether a GPU that is offered as a whole waits for its reset.', _GPU)
-CLAIMS = Metric(
-    'claims', Kind.GAUGE, 'Handles on a GPU, by the phase of their bind.',
-    (*_GPU, 'phase'))
-CHANGES = Metric(
-    'change_pending', Kind.GAUGE,
-    'Whether a change of the layout is unfinished.',
-    _GPU)
-BAD_RECORDS = Metric(
-    'unreadable_records', Kind.GAUGE,
-    'GPUs whose record the exporter cannot read.')
-OPERATIONS = Metric(
-    'operations', Kind.COUNTER,
-    'Operations of the agent since it started, by result.',
-    (*_HOST, 'operation', 'result'))
-DURATION = Metric(
-    'operation_duration_seconds', Kind.HISTOGRAM,
-    "Duration of the agent's operations, including failed operations.",
-    (*_HOST, 'operation'))
-LAST_REPORT = Metric(
-    'last_report_timestamp_seconds', Kind.GAUGE,
+    'cordon_timestamp_seconds', (*_GPU, 'source', 'who', 'reason'),
+    'Time when the GPU was cordoned; 0 if unknown. One series for each '
+    'source of a cordon: operator, cyborg, health or record.')
+HEALTHY = Metric('healthy', _GPU, (
+    'Whether the GPU has no health condition that withdraws its offers.'))
+CONDITION = Metric('condition_info', (*_GPU, 'code'), (
+    'A health condition of the GPU. Always 1.'))
+NOT_CLEAN = Metric('unclean', _GPU, (
+    'Whether a GPU that is offered as a whole waits for its reset.'))
+CLAIMS = Metric('claims', (*_GPU, 'phase'), (
+    'Handles on a GPU, by the phase of their bind.'))
+CHANGES = Metric('change_pending', _GPU, (
+    'Whether a change of the layout is unfinished.'))
+BAD_RECORDS = Metric('unreadable_records', _HOST, (
+    'GPUs whose record the exporter cannot read.'))
+OPERATIONS = _counter('operations', (*_HOST, 'operation', 'result'), (
+    'Operations of the agent since it started, by result.'))
+DURATION = Metric('operation_duration_seconds', (*_HOST, 'operation'), (
+    "Duration of the agent's operations, including failed operations."),
+    Kind.HISTOGRAM)
+LAST_REPORT = Metric('last_report_timestamp_seconds', _HOST, (
     'Time of the last successful report of the agent. 0 if no report has '
-    'succeeded since the agent started.')
-DRIFT = Metric(
-    'drift', Kind.GAUGE,
+    'succeeded since the agent started.'))
+DRIFT = Metric('drift', (*_HOST, 'kind'), (
     'Differences between records, hardware, Cyborg and Placement that the '
-    'last report has found and not repaired.', (*_HOST, 'kind'))
-REPAIRED = Metric(
-    'drift_repaired', Kind.COUNTER,
-    'Differences that reports have repaired since the agent started.',
-    (*_HOST, 'kind'))
-DEADLINES = Metric(
-    'nvml_missed_deadlines', Kind.COUNTER,
-    'NVML calls that did not return in time since the agent started.')
-STUCK = Metric(
-    'nvml_stuck_calls', Kind.GAUGE,
-    'NVML calls that had not returned when the agent wrote its state.')
-UNWRITTEN = Metric(
-    'unwritten_records', Kind.GAUGE,
-    'GPUs whose record the agent cannot write and keeps in memory.')
-STATE = Metric(
-    'agent_state_timestamp_seconds', Kind.GAUGE,
-    'Time when the agent last wrote its state. 0 if it never has.')
-XIDS = Metric(
-    'xid_errors', Kind.COUNTER,
-    'XIDs of a GPU that NVML reported since the agent started.',
-    (*_GPU, 'xid'))
-BUILD = Metric(
-    'exporter_build_info', Kind.GAUGE,
-    'The exporter itself. Always 1.', (*_HOST, 'version'))
+    'last report has found and not repaired.'))
+REPAIRED = _counter('drift_repaired', (*_HOST, 'kind'), (
+    'Differences that reports have repaired since the agent started.'))
+DEADLINES = _counter('nvml_missed_deadlines', _HOST, (
+    'NVML calls that did not return in time since the agent started.'))
+STUCK = Metric('nvml_stuck_calls', _HOST, (
+    'NVML calls that had not returned when the agent wrote its state.'))
+UNWRITTEN = Metric('unwritten_records', _HOST, (
+    'GPUs whose record the agent cannot write and keeps in memory.'))
+STATE = Metric('agent_state_timestamp_seconds', _HOST, (
+    'Time when the agent last wrote its state. 0 if it never has.'))
+XIDS = _counter('xid_errors', (*_GPU, 'xid'), (
+    'XIDs of a GPU that NVML reported since the agent started.'))
+BUILD = Metric('exporter_build_info', (*_HOST, 'version'), (
+    'The exporter itself. Always 1.'))
 
-SAMPLE_AGE = Metric(
-    'hardware_sample_age_seconds', Kind.GAUGE,
+SAMPLE_AGE = Metric('hardware_sample_age_seconds', _GPU, (
     'Time since the last answer of the GPU. After 60 seconds the exporter '
-    'omits its values.', _GPU)
-FAILED_SAMPLES = Metric(
-    'hardware_failed_samples', Kind.COUNTER,
-    'How often a GPU did not answer NVML, or not in time.', _GPU)
+    'omits its values.'))
+FAILED_SAMPLES = _counter('hardware_failed_samples', _GPU, (
+    'How often a GPU did not answer NVML, or not in time.'))
 
 _Q = telemetry.Quantity
 HARDWARE = {
-    _Q.UTILIZATION: Metric(
-        'utilization_ratio', Kind.GAUGE,
+    _Q.UTILIZATION: Metric('utilization_ratio', _GPU, (
         'Share of the time in which a kernel ran on the GPU (NVML, '
         'utilization rates). Not in MIG mode: see '
-        '``cyborg_gpu_instance_utilization_ratio``.', _GPU),
-    _Q.MEMORY_UTILIZATION: Metric(
-        'memory_utilization_ratio', Kind.GAUGE,
-        "Share of the time in which the GPU's memory was read or written. Not "
-        'in MIG mode.', _GPU),
-    _Q.MEMORY: Metric(
-        'memory_bytes', Kind.GAUGE, 'Memory of the GPU.', _GPU),
-    _Q.MEMORY_USED: Metric(
-        'memory_used_bytes', Kind.GAUGE,
-        'Memory that is in use or reserved by the driver.', _GPU),
-    _Q.TEMPERATURE: Metric(
-        'temperature_celsius', Kind.GAUGE, 'Temperature of the GPU.', _GPU),
-    _Q.MEMORY_TEMPERATURE: Metric(
-        'memory_temperature_celsius', Kind.GAUGE,
-        "Temperature of the GPU's memory.", _GPU),
-    _Q.POWER: Metric(
-        'power_watts', Kind.GAUGE,
-        'Power draw of the board: the average of one second, or on GA100 '
-        'and older GPUs the current value.', _GPU),
-    _Q.POWER_LIMIT: Metric(
-        'power_limit_watts', Kind.GAUGE,
-        'Power limit of the board.', _GPU),
-    _Q.ENERGY: Metric(
-        'energy_joules', Kind.COUNTER,
-        'Energy that the GPU used since the driver was loaded.', _GPU),
-    _Q.CLOCK: Metric(
-        'clock_hertz', Kind.GAUGE, 'Clock frequency.', (*_GPU, 'clock')),
-    _Q.ECC_ERRORS: Metric(
-        'ecc_errors', Kind.COUNTER,
-        'ECC errors since the driver was loaded.', (*_GPU, 'ecc')),
-    _Q.REMAPPED_ROWS: Metric(
-        'remapped_rows', Kind.COUNTER,
+        '``cyborg_gpu_instance_utilization_ratio``.')),
+    _Q.MEMORY_UTILIZATION: Metric('memory_utilization_ratio', _GPU, (
+        "Share of the time in which the GPU's memory was read or written. "
+        'Not in MIG mode.')),
+    _Q.MEMORY: Metric('memory_bytes', _GPU, 'Memory of the GPU.'),
+    _Q.MEMORY_USED: Metric('memory_used_bytes', _GPU, (
+        'Memory that is in use or reserved by the driver.')),
+    _Q.TEMPERATURE: Metric('temperature_celsius', _GPU, (
+        'Temperature of the GPU.')),
+    _Q.MEMORY_TEMPERATURE: Metric('memory_temperature_celsius', _GPU, (
+        "Temperature of the GPU's memory.")),
+    _Q.POWER: Metric('power_watts', _GPU, (
+        'Power draw of the board: the average of one second, or on GA100 and '
+        'older GPUs the current value.')),
+    _Q.POWER_LIMIT: Metric('power_limit_watts', _GPU, (
+        'Power limit of the board.')),
+    _Q.ENERGY: _counter('energy_joules', _GPU, (
+        'Energy that the GPU used since the driver was loaded.')),
+    _Q.CLOCK: Metric('clock_hertz', (*_GPU, 'clock'), 'Clock frequency.'),
+    _Q.ECC_ERRORS: _counter('ecc_errors', (*_GPU, 'ecc'), (
+        'ECC errors since the driver was loaded.')),
+    _Q.REMAPPED_ROWS: _counter('remapped_rows', (*_GPU, 'cause'), (
         'Memory rows that were remapped in the lifetime of the board. Not '
-        'while there are GPU instances.', (*_GPU, 'cause')),
-    _Q.REMAP_PENDING: Metric(
-        'row_remap_pending', Kind.GAUGE,
-        'Whether rows wait for a reset to be remapped.', _GPU),
-    _Q.REMAP_FAILED: Metric(
-        'row_remap_failed', Kind.GAUGE,
-        'Whether a row could not be remapped.', _GPU),
-    _Q.LINK_UP: Metric(
-        'nvlink_up', Kind.GAUGE,
-        'Whether the NVLink is active.', (*_GPU, 'link')),
-    _Q.LINK_ERRORS: Metric(
-        'nvlink_errors', Kind.COUNTER,
-        'Errors of all NVLinks of the GPU.', (*_GPU, 'error')),
-    _Q.PCIE_SENT: Metric(
-        'pcie_transmitted_bytes', Kind.COUNTER,
+        'while there are GPU instances.')),
+    _Q.REMAP_PENDING: Metric('row_remap_pending', _GPU, (
+        'Whether rows wait for a reset to be remapped.')),
+    _Q.REMAP_FAILED: Metric('row_remap_failed', _GPU, (
+        'Whether a row could not be remapped.')),
+    _Q.LINK_UP: Metric('nvlink_up', (*_GPU, 'link'), (
+        'Whether the NVLink is active.')),
+    _Q.LINK_ERRORS: _counter('nvlink_errors', (*_GPU, 'error'), (
+        'Errors of all NVLinks of the GPU.')),
+    _Q.PCIE_SENT: _counter('pcie_transmitted_bytes', _GPU, (
         'Bytes that the GPU sent over PCIe. The counter of the driver '
-        'wraps.', _GPU),
-    _Q.PCIE_RECEIVED: Metric(
-        'pcie_received_bytes', Kind.COUNTER,
+        'wraps.')),
+    _Q.PCIE_RECEIVED: _counter('pcie_received_bytes', _GPU, (
         'Bytes that the GPU received over PCIe. The counter of the driver '
-        'wraps.', _GPU),
-    _Q.PCIE_REPLAYS: Metric(
-        'pcie_replays', Kind.COUNTER,
-        'PCIe packets that were sent again.', _GPU),
-    _Q.INSTANCE_MEMORY: Metric(
-        'instance_memory_bytes', Kind.GAUGE,
-        'Memory of a GPU instance that has a compute instance.', _INSTANCE),
-    _Q.INSTANCE_MEMORY_USED: Metric(
-        'instance_memory_used_bytes', Kind.GAUGE,
-        'Memory of a GPU instance that is in use or reserved by the driver.',
-        _INSTANCE),
-    _Q.INSTANCE_UTILIZATION: Metric(
-        'instance_utilization_ratio', Kind.GAUGE,
+        'wraps.')),
+    _Q.PCIE_REPLAYS: _counter('pcie_replays', _GPU, (
+        'PCIe packets that were sent again.')),
+    _Q.INSTANCE_MEMORY: Metric('instance_memory_bytes', _INSTANCE, (
+        'Memory of a GPU instance that has a compute instance.')),
+    _Q.INSTANCE_MEMORY_USED: Metric('instance_memory_used_bytes', _INSTANCE, (
+        'Memory of a GPU instance that is in use or reserved by the driver.')),
+    _Q.INSTANCE_UTILIZATION: Metric('instance_utilization_ratio', _INSTANCE, (
         'Share of the time in which a GPU instance was busy since the '
-        'previous sample (NVML, GPM). Hopper or newer.', _INSTANCE),
+        'previous sample (NVML, GPM). Hopper or newer.')),
     _Q.INSTANCE_SM_UTILIZATION: Metric(
-        'instance_sm_utilization_ratio', Kind.GAUGE,
-        'Share of the SMs of a GPU instance that were busy. Hopper or newer.',
-        _INSTANCE),
+        'instance_sm_utilization_ratio', _INSTANCE,
+        'Share of the SMs of a GPU instance that were busy. Hopper or newer.'),
     _Q.INSTANCE_TENSOR_UTILIZATION: Metric(
-        'instance_tensor_utilization_ratio', Kind.GAUGE,
+        'instance_tensor_utilization_ratio', _INSTANCE,
         'Share of the time in which the SMs of a GPU instance did tensor '
-        'operations. Hopper or newer.', _INSTANCE),
+        'operations. Hopper or newer.'),
     _Q.INSTANCE_BANDWIDTH_UTILIZATION: Metric(
-        'instance_memory_bandwidth_ratio', Kind.GAUGE,
+        'instance_memory_bandwidth_ratio', _INSTANCE,
         'Share of the memory bandwidth of a GPU instance that was used. '
-        'Hopper or newer.', _INSTANCE),
-    _Q.VGPU_UTILIZATION: Metric(
-        'vgpu_utilization_ratio', Kind.GAUGE,
-        'Share of the time in which a vGPU ran kernels on the GPU.', _VGPU),
+        'Hopper or newer.'),
+    _Q.VGPU_UTILIZATION: Metric('vgpu_utilization_ratio', _VGPU, (
+        'Share of the time in which a vGPU ran kernels on the GPU.')),
     _Q.VGPU_MEMORY_UTILIZATION: Metric(
-        'vgpu_memory_utilization_ratio', Kind.GAUGE,
-        "Share of the time in which a vGPU read or wrote the GPU's memory.",
-        _VGPU),
+        'vgpu_memory_utilization_ratio', _VGPU,
+        "Share of the time in which a vGPU read or wrote the GPU's memory."),
     _Q.VGPU_ENCODER_UTILIZATION: Metric(
-        'vgpu_encoder_utilization_ratio', Kind.GAUGE,
-        'Share of the time in which a vGPU used the video encoder.', _VGPU),
+        'vgpu_encoder_utilization_ratio', _VGPU,
+        'Share of the time in which a vGPU used the video encoder.'),
     _Q.VGPU_DECODER_UTILIZATION: Metric(
-        'vgpu_decoder_utilization_ratio', Kind.GAUGE,
-        'Share of the time in which a vGPU used the video decoder.', _VGPU),
-    _Q.VGPU_FRAMEBUFFER_USED: Metric(
-        'vgpu_framebuffer_used_bytes', Kind.GAUGE,
-        'Framebuffer of a vGPU that is in use by its server.', _VGPU),
+        'vgpu_decoder_utilization_ratio', _VGPU,
+        'Share of the time in which a vGPU used the video decoder.'),
+    _Q.VGPU_FRAMEBUFFER_USED: Metric('vgpu_framebuffer_used_bytes', _VGPU, (
+        'Framebuffer of a vGPU that is in use by its server.')),
 }
 """The metrics with ``--nvml``. Those that a GPU does not support are left
 out."""
