@@ -283,10 +283,7 @@ class Child:
 
 
 class Repeated:
-    """An application that runs again and again, until the block is left.
-
-    :raises InvalidValue: if its command cannot be started.
-    """
+    """An application that runs again and again, until the block is left."""
 
     def __init__(self, application: apps.Application):
         self._application = application

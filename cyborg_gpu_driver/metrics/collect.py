@@ -69,12 +69,9 @@ class _Scrape:
 class Collector(registry.Collector):
     """Collects the metrics of a scrape; reads the files each time.
 
-    :param state_path: ``[gpu] state_path``.
     :param hostname: the compute node's name, used until the agent has
         written its own.
     :param version: version of this library.
-    :param hardware: samples of the hardware; None for none.
-    :param domains: the watch that asks libvirt; None if libvirt is not asked.
     """
 
     def __init__(self, state_path: str, hostname: str, version: str,
@@ -181,10 +178,7 @@ class _Gpu:
             self._add(definitions.XIDS, count, xid)
 
     def add_time(self, last: ledger.Moment | None) -> None:
-        """Add how long servers have had the GPU or its parts.
-
-        :param last: the last report of the agent.
-        """
+        """Add how long servers have had it, up to the last report."""
         sums = self._record.ledger.sums(last)
         for (profile, project), milliseconds in sums.items():
             self._add(definitions.TIME, milliseconds / 1000, profile, project)

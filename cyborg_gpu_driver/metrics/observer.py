@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,9 +35,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Observer:
-    """Watches one agent.
-
-    :param node: the agent's (:class:`cyborg_gpu_driver.node.Node`).
+    """Watches one agent, whose node is :class:`cyborg_gpu_driver.node.Node`.
     """
 
     def __init__(self, node: Any):
@@ -56,7 +55,7 @@ class Observer:
         try:
             with self._writer.timed('report'):
                 yield
-            self._writer.reported()
+            self._writer.set(last_report=time.time())
         finally:
             with _harmless():
                 self._look()

@@ -44,11 +44,7 @@ class Listing:
 
 
 class Watch:
-    """Asks libvirt for its virtual machines, independently of scrapes.
-
-    :param reader: reads the virtual machines.
-    :param clock: seconds of the epoch.
-    """
+    """Asks libvirt for its virtual machines, independently of scrapes."""
 
     def __init__(self, reader: host_domains.DomainReader,
                  clock: Callable[[], float] = time.time):
@@ -84,7 +80,6 @@ class Owners:
     """Finds the owners of devices, at the moment of a scrape.
 
     :param cyborg: the owners that Cyborg reported, by handle.
-    :param listing: the virtual machines.
     """
 
     def __init__(self, cyborg: Mapping[str, state.Owner], listing: Listing):
@@ -108,10 +103,7 @@ class Owners:
                               known.arq)
 
     def of_server(self, server: str, arq: str = '') -> Labels:
-        """Return what is known of a server.
-
-        :param server: its UUID; may be empty.
-        """
+        """Return what is known of a server; its UUID may be empty."""
         found = self._by_uuid.get(server)
         return (server, arq, found.project if found else '',
                 found.flavor if found else '')

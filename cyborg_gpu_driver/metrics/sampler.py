@@ -68,7 +68,6 @@ class Sampler:
     """Queries the GPUs of a machine at an interval.
 
     :param machine: the machine; only this sampler uses its NVML session.
-    :param state_path: path of the records and of the locks.
     :param clock: a monotonic clock, in seconds.
     """
 
@@ -192,10 +191,7 @@ class Sampler:
 
 
 def repeat(act: Callable[[], object], name: str) -> None:
-    """Call ``act`` now and at each interval, in a daemon thread.
-
-    :param name: name of the thread, and of the work in the log.
-    """
+    """Call ``act`` now and at each interval, in a daemon thread."""
     threading.Thread(target=_run, args=(act, name), daemon=True,
                      name=f'cyborg-gpu-{name}').start()
 

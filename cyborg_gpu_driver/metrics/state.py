@@ -131,20 +131,15 @@ class State:
 
 def owner_of(claim: gpu_record.Claim, owners: Mapping[str, Owner]
              ) -> Owner | None:
-    """Return the owner of a claim.
-
-    :param owners: by handle.
-    :returns: None if it is not known, or only known of an earlier bind.
+    """Return the owner of a claim; None if only that of an earlier bind is
+    known, or none.
     """
     found = owners.get(claim.handle)
     return None if found is None or found.since != claim.since else found
 
 
 def path(state_path: str) -> str:
-    """Return the path of the file.
-
-    :param state_path: ``[gpu] state_path``.
-    """
+    """Return the path of the file below ``[gpu] state_path``."""
     return os.path.join(state_path, _NAME)
 
 
@@ -168,8 +163,6 @@ def read(state_path: str) -> State | None:
 class StateWriter:
     """Counts for one agent, and writes the file.
 
-    :param state_path: ``[gpu] state_path``.
-    :param hostname: the compute node's name.
     :param clock: the time of day, in seconds of the epoch.
     :param timer: a monotonic clock, in seconds.
     """
@@ -214,15 +207,8 @@ class StateWriter:
                 self._latencies[operation] = self._latencies.get(
                     operation, Latency()).plus(seconds)
 
-    def reported(self) -> None:
-        """Record that a report has succeeded."""
-        self.set(last_report=self._clock())
-
     def found(self, kinds: Iterable[str], repaired: Iterable[str]) -> None:
-        """Record the differences that a report has found.
-
-        :param kinds: kinds of the differences that remain.
-        :param repaired: kinds of the differences that were repaired.
+        """Record the kinds of the differences that remain or were repaired.
         """
         self._repaired.update(repaired)
         self.set(drift=dict(collections.Counter(kinds)),
