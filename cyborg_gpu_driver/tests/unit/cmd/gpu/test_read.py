@@ -64,43 +64,11 @@ class OfferListTest(base.CommandCase):
             [{'1g.6gb': 4, '1g.6gb+me': 1, '2g.12gb': 2, '2g.12gb+me': 1,
               '4g.24gb': 1}] * 2, [*by_gpu.values()])
 
-    def test_a_busy_gpu(self):
-        state = os.path.join(self.useFixture(fixtures.TempDir()).path, 's')
-        simulator.Machine.load('mixed', state).add_process(
-            '0000:81:00.0', 4711)
-        where = ('--simulate', 'mixed', '--state', state)
-        _, errors = self.run_program(*where, 'offer', 'list')
-        self.assertIn('0000:81:00.0: not reported (passthrough): 1 '
-                      'process(es) of this machine use it', errors)
-        row, = [row for row in self.rows(*where, 'offer', 'list')
-                if row['address'] == '0000:81:00.0']
-        self.assertEqual(('no', 0, None, []), (
-            row['reported'], row['creatable'], row['provider_uuid'],
-            row['attach_handles']))
-
     def test_what_is_in_the_way_is_said_once(self):
         _, errors = self.run_program('--simulate', 'l40sx4', 'offer', 'list')
         self.assertIn('0000:16:00.0, 0000:38:00.0, ', errors)
         self.assertEqual(1, errors.count('not reported (passthrough): '
                                          'partitioned'))
-
-    def test_fixed_vgpus_are_as_they_should_be(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        path = self.configure(
-            f'[gpu]\npolicies = f\nstate_path = {directory}\n'
-            '[gpu_policy:f]\nmode = vgpu\nfixed_vgpus = L40S-12Q:2\n',
-            directory)
-        where = ('--config-file', path, '--simulate', 'l40sx4', '--state',
-                 os.path.join(directory, 'machine'))
-        self.run_program(*where, 'gpu', 'prepare', '--all')
-        output, errors = self.run_program(*where, 'offer', 'list')
-        self.assertNotIn('not reported', errors)
-        row = self.rows(*where, 'offer', 'list')[0]
-        self.assertEqual(('L40S-12Q', 2, 0, 'Nova'), (
-            row['profile'], row['total'], row['in_use'], row['reported']))
-        simulator.Machine.load('l40sx4', where[-1]).start_guest('0000:16:00.4')
-        row = self.rows(*where, 'offer', 'list')[0]
-        self.assertEqual((1, 1), (row['in_use'], row['creatable']))
 
 
 class GpuShowTest(base.CommandCase):
@@ -121,68 +89,85 @@ class GpuShowTest(base.CommandCase):
         self.assertIn('there is no GPU 0000:fe:00.0', errors)
 
 
-class OfferReportTest(base.CommandCase):
+class OfferReportTest(base.HostCase):
     """What the agent would report of the offers."""
 
+    host = 'mixed'
+    gpus = 0
+
     def test_all_that_is_sent(self):
-        row = self.rows('--simulate', 'mixed', 'offer', 'list')[-1]
+        row = self.rows_on_host('offer', 'list')[-1]
         self.assertEqual(('yes', 1), (row['reported'], row['total']))
         self.assertEqual('PGPU', row['attributes']['rc'])
         self.assertEqual('10de', row['device']['vendor'])
         (handle,) = row['attach_handles']
         self.assertEqual('PCI', handle['attach_type'])
-        columns = ('resource_class', 'reserved', 'traits', 'provider_name',
-                   'provider_uuid')
-        output, _ = self.run_program('--simulate', 'mixed', 'offer', 'list',
-                                     '--long')
-        for text in (*columns, 'PGPU', 'OWNER_CYBORG', row['provider_name'],
-                     row['provider_uuid']):
+        output, _ = self.run_on_host('offer', 'list', '--long')
+        for text in ('resource_class', 'reserved', 'traits', 'provider_name',
+                     'provider_uuid', 'PGPU', 'OWNER_CYBORG',
+                     row['provider_name'], row['provider_uuid']):
             self.assertIn(text, output)
 
+    def test_a_busy_gpu(self):
+        self.machine().add_process('0000:81:00.0', 4711)
+        _, errors = self.run_on_host('offer', 'list')
+        self.assertIn('0000:81:00.0: not reported (passthrough): 1 '
+                      'process(es) of this machine use it', errors)
+        row, = [row for row in self.rows_on_host('offer', 'list')
+                if row['address'] == '0000:81:00.0']
+        self.assertEqual(('no', 0, None, []), (
+            row['reported'], row['creatable'], row['provider_uuid'],
+            row['attach_handles']))
+
+    def test_fixed_vgpus_are_as_they_should_be(self):
+        self.host = 'l40sx4'
+        self.configure('[gpu]\npolicies = f\n[gpu_policy:f]\nmode = vgpu\n'
+                       'fixed_vgpus = L40S-12Q:2\n', self.directory)
+        self.run_on_host('gpu', 'prepare', '--all')
+        _, errors = self.run_on_host('offer', 'list')
+        self.assertNotIn('not reported', errors)
+        row = self.rows_on_host('offer', 'list')[0]
+        self.assertEqual(('L40S-12Q', 2, 0, 'Nova'), (
+            row['profile'], row['total'], row['in_use'], row['reported']))
+        self.machine().start_guest('0000:16:00.4')
+        row = self.rows_on_host('offer', 'list')[0]
+        self.assertEqual((1, 1), (row['in_use'], row['creatable']))
+
     def test_policies_of_a_file(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        path = self.configure(
-            '[DEFAULT]\nhost = compute7\n[gpu]\nsimulate = t4x4\n'
-            f'state_path = {directory}\npolicies = t4\n'
+        self.host = 't4x4'
+        self.configure(
+            '[DEFAULT]\nhost = compute7\n[gpu]\npolicies = t4\n'
             '[gpu_policy:t4]\nmode = vgpu\nvgpu_types = T4-2Q\n'
-            'match_address = 0000:5e:00.0\n', directory)
-        (row,) = self.rows('--config-file', path, 'offer', 'list')
+            'match_address = 0000:5e:00.0\n', self.directory)
+        (row,) = self.rows_on_host('offer', 'list')
         self.assertEqual('compute7_gpu_0000:5e:00.0_T4-2Q',
                          row['provider_name'])
         self.assertEqual((8, 0), (row['total'], row['reserved']))
-        modes = [row['mode'] for row in self.rows('--config-file', path,
-                                                  'gpu', 'list')]
-        self.assertEqual(['off', 'vgpu', 'off', 'off'], modes)
+        self.assertEqual(['off', 'vgpu', 'off', 'off'], [
+            row['mode'] for row in self.rows_on_host('gpu', 'list')])
 
     def test_what_is_withheld_is_reserved(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        path = self.configure(
-            f'[gpu]\nsimulate = mixed\nstate_path = {directory}\n', directory)
-        command = '--config-file', path, 'offer', 'list'
-        rows = [row for row in self.rows(*command)
+        rows = [row for row in self.rows_on_host('offer', 'list')
                 if row['reported'] == 'yes']
         self.assertEqual({0}, {row['reserved'] for row in rows})
-        disabled, *_, whole = rows
-        self.assertEqual('PGPU', whole['attributes']['rc'])
-        records = store.of(directory)
-        records.put(model.PciAddress.parse(disabled['address']),
+        disabled, *_, whole = (row['address'] for row in rows)
+        records = store.of(self.state_path)
+        records.put(model.PciAddress.parse(disabled),
                     cordons=(cordon.Cordon(cordon.Source.OPERATOR),))
-        records.put(model.PciAddress.parse(whole['address']),
+        records.put(model.PciAddress.parse(whole),
                     tenancy=cleaning.Known(cleaning.State.STUCK, ('server',),
                                            reason='it cannot be reset'))
-        for row in self.rows(*command):
-            withheld = row['address'] in (disabled['address'],
-                                          whole['address'])
+        for row in self.rows_on_host('offer', 'list'):
+            withheld = row['address'] in (disabled, whole)
             self.assertEqual(row['total'] if withheld else 0, row['reserved'])
 
     def test_looking_writes_nothing(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        path = self.configure(f'[gpu]\nstate_path = {directory}/state\n',
-                              directory)
+        self.configure(f'[gpu]\nstate_path = {self.directory}/state\n',
+                       self.directory)
         for command in (('gpu', 'list'), ('offer', 'list')):
-            self.run_program('--config-file', path, '--simulate', 'mixed',
-                             *command)
-        self.assertEqual(['cyborg.conf'], os.listdir(directory))
+            self.run_program('--config-file', self.conf, '--simulate',
+                             'mixed', *command)
+        self.assertEqual(['cyborg.conf'], os.listdir(self.directory))
 
 
 class MistakeTest(base.CommandCase):
