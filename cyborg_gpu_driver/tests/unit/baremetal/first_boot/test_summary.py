@@ -65,6 +65,6 @@ class CommandTest(first_boot_case.BootCase):
             raise MemoryError
 
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.cmd.layout.firstboot._report', fail))
+            'cyborg_gpu_driver.cmd.layout.firstboot._Boot.report', fail))
         self.assertEqual({'result': 'failed', 'reason': 'MemoryError()'},
                          self.said(code=1))

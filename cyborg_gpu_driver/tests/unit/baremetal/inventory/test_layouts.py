@@ -37,12 +37,6 @@ def file(text=FILE, name='mine.yaml'):
     return layout_file.LayoutFile.parse(text, name)
 
 
-def unseen(gpus):
-    """The GPUs with only what sysfs reports about them."""
-    return tuple(model.Gpu(gpu.address, gpu.vendor_id, gpu.device_id,
-                           gpu.class_code) for gpu in gpus)
-
-
 class LayoutsTest(base.BaseTestCase):
 
     def gpus(self, name):
@@ -71,18 +65,6 @@ class LayoutsTest(base.BaseTestCase):
             for entry in found.values():
                 self.assertTrue(node.suits(gpus, entry), entry.name)
 
-    def test_the_operators_win(self):
-        gpus = self.gpus('hgx-h100')
-        found = node.known(gpus, [file()])
-        self.assertEqual({'1g.10gb': 3},
-                         found['all-1g.10gb'].sections[0].mig_devices)
-        other = file('version: v1\nmig-configs:\n  training:\n  - {devices: '
-                     'all, mig-enabled: false}', 'other.yaml')
-        for files, source in (([file(), other], 'other.yaml'),
-                              ([other, file()], 'mine.yaml')):
-            self.assertEqual(source, node.known(
-                gpus, files)['training'].source)
-
     def test_of_the_operator(self):
         slices = {'training', 'all-1g.10gb', 'first'}
         for name, expected in (
@@ -93,24 +75,16 @@ class LayoutsTest(base.BaseTestCase):
             self.assertEqual(expected, self.operators(self.gpus(name)), name)
 
     def test_unseen_and_spoken_of_twice(self):
-        gpus = unseen(self.gpus('dgx-a100-80'))
+        # With only what sysfs reports about them.
+        gpus = tuple(
+            model.Gpu(gpu.address, gpu.vendor_id, gpu.device_id,
+                      gpu.class_code) for gpu in self.gpus('dgx-a100-80'))
         entry = layout_file.Entry('mine.yaml', 'twice', tuple(
             file().entry('a100').sections * 2))
         self.assertFalse(node.suits(gpus, entry))
 
 
 class EntryOfTest(base.BaseTestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.gpus = inspected.found(self, 'hgx-h100').gpus
-
-    def refused(self, value, *words):
-        error = self.assertRaises(
-            exception.DocumentError, node.entry_of, value, self.gpus,
-            [file()])
-        for word in words:
-            self.assertIn(word, str(error))
 
     def test_malformed(self):
         for value, *words in (
@@ -121,5 +95,10 @@ class EntryOfTest(base.BaseTestCase):
                 ({'a': ITEMS, 'b': ITEMS}, 'found keys a, b; expected'),
                 ({'a': []}, 'a: found an empty list; expected a list of at '
                             'least one item'),
-                ({'': ITEMS}, "found key ''; expected text of at least one")):
-            self.refused(value, 'layout:', *words)
+                ({'': ITEMS}, "found key ''; expected text of at least one"),
+                ([ITEMS[0], ITEMS[0]],
+                 'inline[1]: selects GPUs that item 0 also selects')):
+            error = self.assertRaises(exception.DocumentError,
+                                      node.entry_of, value)
+            for word in ('layout:', *words):
+                self.assertIn(word, str(error))
