@@ -137,7 +137,8 @@ class Withdrawal:
                            gpu_record.Reported] | None = None
         self._said = log_once.LogOnce()
         self._silent = False
-        """Whether Placement has not answered since the last decision."""
+        """Whether Placement has not answered in this report. Each further
+        request would wait as long."""
         self._generations: Mapping[str, int] | None = None
         """Of this host's providers; None if not read for this decision."""
         self._adopted: set[model.PciAddress] = set()
@@ -201,10 +202,15 @@ class Withdrawal:
                                                   look.left)
         draining.extend(self._of_earlier_process(unread))
         self._keep(kept)
+        self._silent = False
         return Decision(tuple(devices), offered, tuple(draining))
 
     def of_other_driver(self, host: model.Host) -> set[model.PciAddress]:
-        """GPUs that servers have through Cyborg's own driver."""
+        """GPUs that servers have through Cyborg's own driver.
+
+        A report asks this first, and then :meth:`decide`.
+        """
+        self._silent = False
         return {address for address, before in self._adopt(host).items()
                 if any(item.function and self.held_by(uuid)
                        for uuid, item in before.providers.items())}
@@ -247,19 +253,21 @@ class Withdrawal:
                ) -> dict[model.PciAddress, gpu_record.Reported]:
         """All GPUs that were reported, also by Cyborg's own driver.
 
-        Placement's answers to the last report are not used any more.
+        Earlier answers of Placement about generations are not used any more.
         """
-        self._silent, self._generations = False, None
+        self._generations = None
         known = self._known()
         unknown = self._records.unknown_claims()
         there = {gpu.address: gpu for gpu in host.gpus
                  if gpu.address not in unknown}
-        if self._tree is None or there.keys() <= self._adopted:
+        if (self._tree is None or self._silent
+                or there.keys() <= self._adopted):
             return known
         try:
             found = [*self._in_tree(self._tree, there.values())]
         except Exception as error:
             # The report logs which GPUs it leaves alone because of this.
+            self._silent = not isinstance(error, exception.PlacementRefused)
             LOG.debug("Providers of Cyborg's own driver are unknown: %s",
                       error)
             return known
@@ -439,7 +447,6 @@ class Withdrawal:
                 provider, self._generations.get(provider))
             return None if usages is None else any(usages.values())
         except Exception as error:
-            # Each further request of this report would wait as long.
             self._silent = not isinstance(error, exception.PlacementRefused)
             LOG.debug('Usage of provider %(uuid)s is unknown: %(error)s',
                       {'uuid': provider, 'error': error})

@@ -156,7 +156,10 @@ class WithdrawalTest(base.BaseTestCase):
 
     def test_while_placement_has_not_told_only_known_gpus_are_reported(self):
         self.placement.used = None
+        self.withdrawal.of_other_driver(model.Host(gpus=(_GPU,)))
         self.assertTrue(self.report(_GPU)[_ADDRESS].stub)
+        # A Placement that is silent would make each request wait.
+        self.assertEqual(1, self.placement.asked)
         self.placement.used = set()
         self.report(_GPU)
         self.restart()
