@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import os_resource_classes as orc
+from keystoneauth1 import discover
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
@@ -349,7 +350,8 @@ def check_service(cloud: connection.Cloud) -> None:
         raise cloud.error('its service catalogue has no service of type '
                           f'{SERVICE} (Ironic)')
     highest = cloud.ask(SERVICE, '/')['version']['version']
-    if _numbers(highest) < _numbers(VERSION):
+    if discover.normalize_version_number(
+            highest) < discover.normalize_version_number(VERSION):
         raise cloud.error(
             f'its Ironic (service type {SERVICE}) has microversions up to '
             f'{highest}, but {VERSION} is required: deploy templates need '
@@ -423,7 +425,3 @@ def _hindrances(item: Any) -> Iterator[str]:
     state = item.provision_state or _AVAILABLE
     if state != _AVAILABLE:
         yield f'it is {state}'
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split('.')]

@@ -91,7 +91,7 @@ def open_(cloud: connection.Cloud, gpu: hosts.Gpu) -> cordon.Cordons:
 
     :returns: the cordons that remain on the host.
     """
-    if not _device(gpu).enabled:
+    if gpu.device and not gpu.device.enabled:
         _act(cloud, gpu, 'enable', _ENABLED)
     traits = set()
     for offer in gpu.offers:
@@ -151,18 +151,13 @@ def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
                  for consumer in sorted(gpus))
 
 
-def _device(gpu: hosts.Gpu) -> cyborg.Device:
-    assert gpu.device is not None  # find() guarantees it.
-    return gpu.device
-
-
 def _act(cloud, gpu, action, status):
     """Disable or enable a device.
 
     Cyborg changes the status first. Then it answers 500 if no deployable has
     the database ID of the device.
     """
-    path = f'/devices/{_device(gpu).uuid}'
+    path = f'/devices/{gpu.device.uuid}'
     try:
         cloud.change('accelerator', 'POST', f'{path}/{action}',
                      version=cyborg.STATUS_VERSION)

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
-from typing import TypeVar
 
 from openstack import resource
 from openstack.accelerator.v2 import accelerator_request
@@ -43,11 +42,9 @@ LOG = logging.getLogger(__name__)
 STATUS_VERSION = '2.3'
 """The first microversion that shows whether a device is enabled."""
 DISABLED = 'maintaining'
-_SECTION = 'placement'
 _BOUND = 'Bound'
 _INITIAL = 'Initial'
 _MDEV = 'MDEV'
-_Found = TypeVar('_Found')
 
 
 class Device(device.Device):
@@ -159,8 +156,8 @@ class DisabledWatch(Watch):
     def __init__(self, conf: cfg.ConfigOpts, host: str):
         super().__init__(
             lambda: connection.Cloud.of_section(
-                conf, gpu_conf.CLOUD
-                if gpu_conf.has_cloud_user(conf) else _SECTION),
+                conf, gpu_conf.CLOUD if gpu_conf.has_cloud_user(conf)
+                else 'placement'),
             lambda cloud: disabled(cloud, host),
             'Cannot read from Cyborg which devices are disabled: %s. The last '
             'known answer stays in effect. The user of [gpu_cloud], or of '
@@ -217,12 +214,14 @@ def requests_by_vgpu(cloud: connection.Cloud, host: str
         on the host: then the host belongs to another cloud, or has another
         name in this one.
     """
-    return _of_host(cloud, host, by_vgpu)
+    with cloud.errors():
+        return by_vgpu(_of_host(cloud, host), host)
 
 
 def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Requests:
     """Return what a cloud's accelerator requests hold on a host."""
-    return _of_host(cloud, host, claims)
+    with cloud.errors():
+        return claims(_of_host(cloud, host), host)
 
 
 def claims(requests: Iterable[Mapping[str, Any]], host: str
@@ -249,15 +248,13 @@ def claims(requests: Iterable[Mapping[str, Any]], host: str
     return reconcile.Requests(tuple(bound), tuple(unsettled))
 
 
-def _of_host(cloud: connection.Cloud, host: str,
-             understand: Callable[[list[AcceleratorRequest], str], _Found]
-             ) -> _Found:
-    with cloud.errors():
-        cloud.check_admin()
-        if not _has_device(cloud, host):
-            raise cloud.error(f'Cyborg has no device on host {host}; give the '
-                              'host name that Cyborg uses')
-        return understand(requests(cloud), host)
+def _of_host(cloud: connection.Cloud, host: str
+             ) -> list[AcceleratorRequest]:
+    cloud.check_admin()
+    if not _has_device(cloud, host):
+        raise cloud.error(f'Cyborg has no device on host {host}; give the '
+                          'host name that Cyborg uses')
+    return requests(cloud)
 
 
 def _has_device(cloud: connection.Cloud, host: str) -> bool:

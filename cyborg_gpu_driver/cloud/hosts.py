@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 
 import os_traits
 
@@ -112,24 +112,25 @@ class Host:
 
 
 def build(found: Iterable[facts.Node], able: Mapping[str, str],
-          disabled: Iterable[str],
-          services: Mapping[str, facts.Service] | None,
-          devices: Mapping[str, Sequence[cyborg.Device]] | None
+          disabled: Collection[str], services: Mapping[str, facts.Service],
+          devices: Mapping[tuple[str, str], cyborg.Device]
           ) -> tuple[Host, ...]:
-    """Build the hosts from the data of the services."""
-    disabled = frozenset(disabled)
-    hosts: dict[tuple[str, str], list[facts.Node]] = {}
-    for provider in found:
-        hosts.setdefault((provider.host, provider.root), []).append(provider)
-    found_hosts = []
-    for (name, root), offers in sorted(hosts.items()):
-        full = able.get(root, name)
-        mine = () if devices is None else devices.get(full, ())
-        found_hosts.append(Host(
-            name, root, _gpus(offers, mine), root in able,
-            root not in disabled,
-            None if services is None else services.get(full)))
-    return tuple(found_hosts)
+    """Build the hosts from the data of the services.
+
+    :param devices: by host and PCI address.
+    """
+    hosts: dict[tuple[str, str], dict[str, list[facts.Node]]] = {}
+    for node in found:
+        hosts.setdefault((node.host, node.root), {}).setdefault(
+            node.gpu, []).append(node)
+    return tuple(
+        Host(name, root, tuple(
+            Gpu(address, tuple(offers), devices.get(
+                (able.get(root, name), address)))
+            for address, offers in sorted(gpus.items())),
+            root in able, root not in disabled,
+            services.get(able.get(root, name)))
+        for (name, root), gpus in sorted(hosts.items()))
 
 
 def read(cloud: connection.Cloud, host: str | None = None,
@@ -150,8 +151,8 @@ def read(cloud: connection.Cloud, host: str | None = None,
         cloud, required=os_traits.COMPUTE_STATUS_DISABLED)]
     return build(found, able, disabled,
                  cloud.attempt(nova.services_by_host, cloud,
-                               complain=complain),
-                 cloud.attempt(_devices, cloud, complain=complain))
+                               complain=complain) or {},
+                 cloud.attempt(_devices, cloud, complain=complain) or {})
 
 
 def find(cloud: connection.Cloud, host: str, gpu: str | None,
@@ -180,22 +181,11 @@ def host_names(cloud: connection.Cloud) -> tuple[str, ...]:
                          in placement.gpu_providers(cloud)}))
 
 
-def _devices(cloud: connection.Cloud) -> Mapping[str, list[cyborg.Device]]:
+def _devices(cloud: connection.Cloud
+             ) -> Mapping[tuple[str, str], cyborg.Device]:
     cloud.check_admin()
-    found: dict[str, list[cyborg.Device]] = {}
-    for device in cyborg.devices(cloud):
-        found.setdefault(device.hostname, []).append(device)
-    return found
-
-
-def _gpus(offers: Sequence[facts.Node],
-          devices: Iterable[cyborg.Device]) -> tuple[Gpu, ...]:
-    by_address = {device.gpu: device for device in devices}
-    gpus: dict[str, list[facts.Node]] = {}
-    for offer in offers:
-        gpus.setdefault(offer.gpu, []).append(offer)
-    return tuple(Gpu(address, tuple(of_gpu), by_address.get(address))
-                 for address, of_gpu in sorted(gpus.items()))
+    return {(device.hostname, device.gpu): device
+            for device in cyborg.devices(cloud)}
 
 
 def catalogue(found: Iterable[facts.Node], host: str | None = None,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -315,9 +316,11 @@ class Applying:
             self._shelve(move.server, True)
         except BaseException:
             # For example after Ctrl-C. The first error remains the error.
-            self._try(lambda: self._open(origin, closed))
+            attempt = functools.partial(self._cloud.attempt,
+                                        complain=self._say)
+            attempt(self._open, origin, closed)
             if begun:
-                self._try(lambda: self._bring_back(move.server))
+                attempt(self._bring_back, move.server)
             raise
         self._open(origin, closed)
         there = sorted({fleet.Place(provider.host, provider.gpu)
@@ -331,22 +334,11 @@ class Applying:
         return dataclasses.replace(move, destination=next(
             iter(there), move.destination))
 
-    def _try(self, act: Callable[[], None]) -> None:
-        """Do a step of the cleanup after a failure; report if it fails too."""
-        try:
-            with self._cloud.errors():
-                act()
-        except exception.CloudError as error:
-            self._say(str(error))
-
     def _shelve(self, server: str, unshelve: bool) -> None:
-        for reason in self._shelving(server, unshelve).values():
+        for reason in shelve(
+                self._cloud, [server], [server] if unshelve else [],
+                self._seconds, self._say, self._clock, self._sleep).values():
             raise self._cloud.error(f'server {server}: {reason}')
-
-    def _shelving(self, server: str, unshelve: bool) -> dict[str, str]:
-        return shelve(
-            self._cloud, [server], [server] if unshelve else [],
-            self._seconds, self._say, self._clock, self._sleep)
 
     def _bring_back(self, server: str) -> None:
         """Start a server again whose move failed, if it is shelved.
@@ -359,18 +351,16 @@ class Applying:
             try:
                 with self._cloud.errors():
                     now = nova.existing_server(self._cloud, server)
-            except exception.CloudError as error:
-                problem = connection.reason(error)
-            else:
                 if now is None or now.task_state is None and (
                         now.status not in AWAY):
                     return
                 problem = f'its status is {now.status}'
                 if now.task_state is None:
                     self._say(f'bringing back server {server}')
-                    problem = self._shelving(server, True).get(server, '')
-                    if not problem:
-                        return
+                    self._shelve(server, True)
+                    return
+            except exception.CloudError as error:
+                problem = connection.reason(error)
             if self._clock() >= end:
                 raise self._cloud.error(
                     f'server {server} stays shelved ({problem}); to start it '

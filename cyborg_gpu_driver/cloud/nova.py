@@ -27,8 +27,9 @@ _QUOTAS = {'instances': None, 'cores': 'VCPU', 'ram': 'MEMORY_MB'}
 _FEW = 10
 """Up to this number, servers are requested one by one."""
 _CLASS = 'class:'
-_SERVERS = 'servers'
-"""The unified limit for the number of instances."""
+_UNIFIED = {'instances': 'servers', 'cores': 'class:VCPU',
+            'ram': 'class:MEMORY_MB'}
+"""The unified limit that Nova shows as each of them."""
 
 
 def flavor(cloud: connection.Cloud, name: str) -> cloud_request.Flavor:
@@ -159,7 +160,7 @@ def quotas(cloud: connection.Cloud, owner: str,
     if not unified:
         return found
     return tuple(limit for limit in found
-                 if limit.limit or _unified_name(limit.name) in unified)
+                 if limit.limit or _UNIFIED[limit.name] in unified)
 
 
 def unified_limits(cloud: connection.Cloud, owner: str,
@@ -190,12 +191,6 @@ def _unified(cloud: connection.Cloud, owner: str) -> dict[str, int]:
            if isinstance(item, resources.RegisteredLimit)},
         **{item.resource: item.value for item in found
            if isinstance(item, resources.Limit) and item.project == owner}}
-
-
-def _unified_name(quota: str) -> str:
-    """The unified limit that Nova shows as one of its own quotas."""
-    counted = _QUOTAS[quota]
-    return _SERVERS if counted is None else _CLASS + counted
 
 
 def _flavor(item: Any) -> cloud_request.Flavor:

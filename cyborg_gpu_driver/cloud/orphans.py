@@ -439,7 +439,8 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
              if arq.hostname == host and arq.state == _BOUND
              and arq.instance_uuid]
     left = {server for server in {arq.instance_uuid for arq in bound}
-            if not _has_allocation(cloud, server)}
+            if not cloud.ask('placement', f'/allocations/{server}')[
+                'allocations']}
     if not left:
         return ()
     _check_nova(cloud, {item['uuid']: host for item
@@ -447,8 +448,3 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
     left -= set(nova.known_servers(cloud, left))
     left -= nova.migrations(cloud, left)
     return tuple(_of_gone(arq) for arq in bound if arq.instance_uuid in left)
-
-
-def _has_allocation(cloud: connection.Cloud, server: str) -> bool:
-    answer = cloud.ask('placement', f'/allocations/{server}')
-    return bool(answer['allocations'])

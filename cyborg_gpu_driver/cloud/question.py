@@ -17,6 +17,7 @@ from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import explain
 from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import hosts as cloud_hosts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import request
@@ -222,13 +223,12 @@ def find_root(cloud: connection.Cloud, host: str) -> str:
     for item in placement.listed(cloud, name=host):
         if item['parent_provider_uuid'] is None:
             return item['uuid']
-    known = {place.host for items in placement.of_cyborg(cloud).values()
-             for place in map(_place, items) if place}
+    known = cloud_hosts.host_names(cloud)
     raise exception.InvalidValue(
         what='host', value=host,
         expected='expected the hypervisor_hostname of a compute node'
         + (request.similar(host, known)
-           or f'; with GPUs: {", ".join(sorted(known)) or "none"}'))
+           or f'; with GPUs: {", ".join(known) or "none"}'))
 
 
 def concerned(cloud: connection.Cloud, more: Iterable[str],
@@ -240,18 +240,14 @@ def concerned(cloud: connection.Cloud, more: Iterable[str],
         has no accelerators on them.
     """
     below = placement.of_cyborg(cloud)
-    named = {place.host for items in below.values()
-             for place in map(_place, items) if place}
+    named = {place.host for items in below.values() for place in (
+        names.parse_provider_name(item['name']) for item in items) if place}
     bare = sorted(set(more) - named)
     roots = {*below, *(item['uuid'] for name in bare[:most]
                        for item in placement.listed(cloud, name=name))}
     chosen = sorted(roots, key=lambda uuid: (
         uuid not in found.options, uuid))[:most]
     return chosen, max(0, len(below) + len(bare) - len(chosen))
-
-
-def _place(item):
-    return names.parse_provider_name(item['name'])
 
 
 def _refusal(error):

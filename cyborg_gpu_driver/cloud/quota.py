@@ -59,21 +59,14 @@ def of_project(project: str | None, limits: Iterable[resources.Existing],
     :param project: None for the defaults of all projects.
     """
     items = [existing.item for existing in limits]
-    registered = {_class(item.name): item.default for item in items
+    registered = {item.name.removeprefix(_PREFIX): item.default
+                  for item in items
                   if isinstance(item, resources.RegisteredLimit)}
-    own = {_class(item.resource): item.value for item in items
+    own = {item.resource.removeprefix(_PREFIX): item.value for item in items
            if isinstance(item, resources.Limit) and item.project == project}
     for name in sorted(own.keys() | usages.keys() | registered.keys()):
         if is_gpu(name):
-            yield Quota(project, name,
-                        _limited(own.get(name, registered.get(name))),
+            # Keystone's -1 means that there is no limit.
+            limit = own.get(name, registered.get(name, -1))
+            yield Quota(project, name, None if limit < 0 else limit,
                         name in own, usages.get(name, 0) if project else None)
-
-
-def _class(name: str) -> str:
-    return name.removeprefix(_PREFIX)
-
-
-def _limited(value: int | None) -> int | None:
-    """Return the limit; None for Keystone's -1, which means no limit."""
-    return None if value is None or value < 0 else value

@@ -59,7 +59,7 @@ class ApplyTest(test_disable.DisableCase):
 
     def plan(self):
         found = self.look()
-        asked = found.asked(self.whole)[self.whole]
+        asked = found.asked(None, self.whole)[self.whole]
         return asked, partition_moves.find(
             found.fleet.gpus, found.fleet.want(asked)).plan
 

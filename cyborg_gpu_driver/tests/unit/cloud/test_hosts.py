@@ -23,9 +23,9 @@ _UP = facts.Service('compute1')
 
 class HostsTest(base.BaseTestCase):
 
-    def build(self, services_=None, devices=None, disabled=()):
+    def build(self, services_=None, disabled=()):
         return {host.name: host for host in hosts.build(
-            _FOUND, _ABLE, disabled, services_, devices)}
+            _FOUND, _ABLE, disabled, services_ or {}, {})}
 
     def test_gpus(self):
         gpus = self.build()['compute1'].gpus
@@ -43,7 +43,7 @@ class HostsTest(base.BaseTestCase):
                 'CUSTOM_GPU_KIND_PASSTHROUGH',))
             slice_ = samples.provider('1g.10gb', used=used, traits=(
                 'CUSTOM_GPU_KIND_MIG',))
-            (host,) = hosts.build([whole, slice_], _ABLE, (), None, None)
+            (host,) = hosts.build([whole, slice_], _ABLE, (), {}, {})
             return host.gpus[0]
 
         self.assertEqual(('AUTO', ('MIG', 'PASSTHROUGH')),

@@ -49,7 +49,7 @@ def build(providers, requests=(), servers=(), profiles=(), usable=True,
           devices=(), **kwargs):
     found = hosts.build(
         providers, {'root-compute1': 'compute1'} if usable else {}, (),
-        None, {'compute1': devices})
+        {}, {(one.hostname, one.gpu): one for one in devices})
     return fleet.Fleet(
         found, requests, {one.id: one for one in servers},
         {'slice': (SLICE,), 'half': (HALF,), **dict(profiles)}, **kwargs)
