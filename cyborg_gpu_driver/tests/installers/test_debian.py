@@ -26,6 +26,11 @@ mount -t overlay -o lowerdir=/,upperdir=upper,workdir=work overlay root
 """
 RUN = """
 for place in dev proc sys; do mount --rbind /$place root/$place; done
+# The environment may be on another file system.
+if ! [ -e "root$PYTHONPATH" ]; then
+    mkdir -p "root$PYTHONPATH"
+    mount --bind "$PYTHONPATH" "root$PYTHONPATH"
+fi
 rm -rf root/var/lib/cyborg
 mkdir root/packages
 cp "$WORK"/*.deb root/packages
