@@ -2,6 +2,7 @@
 
 """Tests that run the released Ironic and ironic-python-agent."""
 
+from ironic_python_agent import config  # noqa: F401 registers its options
 from oslo_service import backend
 
 # Ironic does not use eventlet. Without this call, the first Ironic module to

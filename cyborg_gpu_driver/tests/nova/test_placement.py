@@ -50,28 +50,28 @@ class PolicyTest(PlacementCase):
                 ('pack', ('theirs', FIRST)), ('spread', ('mine', SECOND)),
                 ('standalone', ('mine', FIRST)), ('quiet', ('mine', SECOND))):
             self.assertEqual(expected, self.best(
-                self.spec(SMALL, placement=policy)), policy)
+                self.spec(SMALL, strategy=policy)), policy)
 
     def test_option_decides_for_the_others(self):
         self.flags(strategy='quiet', group='gpu_weigher')
         self.assertEqual(('mine', SECOND), self.best(self.spec(SMALL)))
         self.assertEqual(('theirs', FIRST), self.best(
-            self.spec(SMALL, placement='pack')))
+            self.spec(SMALL, strategy='pack')))
 
     def test_filter_refuses_gpus_of_other_projects(self):
-        spec = self.spec(SMALL, placement='standalone')
+        spec = self.spec(SMALL, strategy='standalone')
         self.assertEqual([('mine', FIRST), ('mine', SECOND)],
                          self.passed(spec))
         self.assertEqual({'mine', 'theirs'}, {
             host.host for host in self.filtered(self.spec(SMALL))})
 
     def test_filter_knows_a_project_by_its_servers(self):
-        spec = self.spec(SMALL, placement='standalone')
+        spec = self.spec(SMALL, strategy='standalone')
         spec.project_id = 'other'
         self.assertEqual([('mine', SECOND)], self.passed(spec))
 
     def test_filter_refuses_all_if_placement_does_not_answer(self):
-        spec = self.spec(SMALL, placement='standalone')
+        spec = self.spec(SMALL, strategy='standalone')
         states = self.candidates(spec)
 
         def fail(client, url, **kwargs):
@@ -85,7 +85,7 @@ class PolicyTest(PlacementCase):
     def test_filter_refuses_a_flavor_that_is_wrong(self):
         logged = self.useFixture(fixtures.FakeLogger())
         self.assertEqual([], self.filtered(
-            self.spec(SMALL, placement='tight')))
+            self.spec(SMALL, strategy='tight')))
         for part in ('gpu:strategy', 'm1.gpu', "'tight'",
                      'pack, spread, standalone, quiet'):
             self.assertIn(part, logged.output)
@@ -93,11 +93,11 @@ class PolicyTest(PlacementCase):
     def test_weigher_goes_on_with_a_flavor_that_is_wrong(self):
         logged = self.useFixture(fixtures.FakeLogger())
         self.assertEqual(('theirs', FIRST), self.best(
-            self.spec(SMALL, placement='tight')))
+            self.spec(SMALL, strategy='tight')))
         self.assertIn("'tight'", logged.output)
 
     def test_requests_without_a_gpu_pass(self):
-        spec = self.spec(SMALL, placement='tight')
+        spec = self.spec(SMALL, strategy='tight')
         states = self.candidates(spec)
         spec.requested_resources = []
         self.assertEqual(states, self.filtered(spec, states))
@@ -125,7 +125,7 @@ class UtilizationTest(PlacementCase):
         known = chooser.shared()._utilization
         self.addCleanup(known.stop)
         known.ask()
-        spec = self.spec(SMALL, placement=policy)
+        spec = self.spec(SMALL, strategy=policy)
         attempts = handler.get_filtered_objects(
             loaded, self.candidates(spec), spec)
         return self.gpus(attempts[0])[0]
@@ -156,7 +156,7 @@ class SingleHostTest(PlacementCase):
     def test_filter_puts_the_best_gpu_first(self):
         for policy, expected in (('pack', SECOND), ('spread', FIRST),
                                  ('standalone', SECOND), ('quiet', FIRST)):
-            self.assertEqual(expected, self.claimed(placement=policy))
+            self.assertEqual(expected, self.claimed(strategy=policy))
 
     def test_multiplier_of_zero_leaves_the_order(self):
         self.flags(gpu_weight_multiplier=0.0, group='gpu_weigher')
@@ -204,8 +204,8 @@ class TraitTest(PlacementCase):
         self.assertEqual(SECOND, self.claimed('1.1'))
 
     def test_negative_preference_avoids(self):
-        self.assertEqual(SECOND, self.claimed('-0.9', placement='spread'))
-        self.assertEqual(FIRST, self.claimed('-1.1', placement='spread'))
+        self.assertEqual(SECOND, self.claimed('-0.9', strategy='spread'))
+        self.assertEqual(FIRST, self.claimed('-1.1', strategy='spread'))
 
 
 class QuietTest(PlacementCase):
@@ -222,7 +222,7 @@ class QuietTest(PlacementCase):
             self.useFixture(fixtures.TempDir()).path, 'slowdown.json')
         path.write_text(json.dumps(document), encoding='utf-8')
         self.flags(interference_file=str(path), group='gpu_weigher')
-        spec = self.spec(SMALL, placement='quiet', application=application)
+        spec = self.spec(SMALL, strategy='quiet', application=application)
         states = self.candidates(spec)
         states[0].instances = {
             server: types.SimpleNamespace(flavor=objects.Flavor(

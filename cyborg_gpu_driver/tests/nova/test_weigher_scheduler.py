@@ -203,7 +203,7 @@ class ProjectTest(StormCase):
     def test_standalone(self):
         self.host('one', gpus=(FIRST, SECOND))
         self.assertEqual(['aaa', 'bbb'], self.projects(
-            'ababab', placement='standalone'))
+            'ababab', strategy='standalone'))
 
     def test_who_has_given_up_keeps_nothing(self):
         self.useFixture(fixtures.MonkeyPatch(

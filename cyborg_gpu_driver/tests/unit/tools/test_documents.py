@@ -243,9 +243,9 @@ class ReadmeTest(base.BaseTestCase):
         tile = gpu_map.tile(
             self.gpu(*((profile_id, *place) for profile_id, place
                        in zip((19, 19, 14, 9), places, strict=True))),
-            1, policy.Mode.MIG, gpu_map.claimed([
+            1, policy.Mode.MIG, [
                 (handle.ljust(36, '-'), None, model.Placement(*place))
-                for handle, place in zip(handles, places, strict=True)]))
+                for handle, place in zip(handles, places, strict=True)])
         self.assertEqual(textwrap.dedent(shown).splitlines(), gpu_map.lines(
             [tile], gpu_map.UNICODE, gpu_map.TILE))
 

@@ -223,8 +223,8 @@ class CyborgGpuTest(cmd_base.CommandCase):
             if simulated and 'layout' not in words:
                 self.assertEqual(0, code, errors)
             succeeded += not code
-        self.assertGreater(succeeded, 25)
-        self.assertGreater(len(lines), 45)
+        self.assertGreater(succeeded, 20)
+        self.assertGreater(len(lines), 40)
 
     def test_what_the_pages_show_of_simulated_hosts_is_printed(self):
         self.addCleanup(os.chdir, os.getcwd())
