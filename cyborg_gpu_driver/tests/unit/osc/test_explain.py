@@ -238,12 +238,6 @@ class ExplainTest(base.BaseTestCase):
             **of_host, 'allocation_requests': []}
         self.codes('--device-profile', 'gpus', code=1)
 
-    def test_an_answer_that_is_none(self):
-        self.world.traits = None
-        self.assertIn('cannot be parsed', str(self.assertRaises(
-            exception.CloudError, self.openstack().run,
-            explain.ExplainRequest, '--device-profile', 'gpus')))
-
     def test_names_of_nothing(self):
         for arguments, words in (
                 (('--flavor', 'smal'), 'did you mean small'),

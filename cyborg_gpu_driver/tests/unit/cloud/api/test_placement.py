@@ -57,13 +57,7 @@ class PlacementTest(base.BaseTestCase):
              ('GET', '/', 'admin', 'placement 1.26', b''),
              ('PUT', '/there', 'admin', 'placement 1.26', b'{"y": 2}')],
             self.asked)
-
-    def test_nobody_answers(self):
-        server = httpd.Httpd(self.answer)
         server.stop()
-        client = self.client(
-            auth_type='admin_token', token='admin', endpoint=server.url,
-            endpoint_override=server.url)
         self.assertRaises(exception.CloudError, client.get, '/there',
                           version='1.26')
 
