@@ -75,7 +75,8 @@ class DebianTest(installers.WorkCase):
     def call(cls, *command, **more):
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, check=False, timeout=scope.HANG, **{
+            # One call runs the whole demo.
+            text=True, check=False, timeout=3 * scope.HANG, **{
                 'cwd': cls.work, 'env': {
                     **installers.DISTRIBUTION, 'HOME': str(cls.work)}, **more})
         assert done.returncode == 0, done.stdout[-6000:]
