@@ -215,30 +215,23 @@ class InUseTest(FixedCase):
         self.fixed.release(self.gpu())
         self.assertEqual({0: _12Q}, self.vgpus())
 
-    def test_open_device_without_a_guest_in_nvml(self):
-        self.ready(fixed_vgpus=(('L40S-12Q', 1),))
-        vf = str(self.gpu().vfs[0].address)
-        self.platform = dataclasses.replace(
-            self.platform, vfio_holders=lambda function: (
-                (4711,) if function == vf else ()))
-        privileged.run_here(self.platform)
-        self.ready(fixed_vgpus=(('L40S-24Q', 1),))
-        self.assertIn('4711', self.released.reason)
-        self.assertIn('existing vGPUs that are not in '
-                      'fixed_vgpus', self.made.reason)
-        self.assertEqual({0: _12Q}, self.vgpus())
-
-    def test_who_holds_it_is_not_known(self):
+    def test_device_that_is_or_may_be_open(self):
         def unknown(function):
             raise exception.UsageUnknown(what=function, reason='no access')
 
         self.ready(fixed_vgpus=(('L40S-12Q', 1),))
-        self.platform = dataclasses.replace(self.platform,
-                                            vfio_holders=unknown)
-        privileged.run_here(self.platform)
-        self.ready('off')
-        self.assertIn('no access', self.released.reason)
-        self.assertEqual({0: _12Q}, self.vgpus())
+        vf = str(self.gpu().vfs[0].address)
+        for holders, words in (
+                (lambda function: (4711,) if function == vf else (), '4711'),
+                (unknown, 'no access')):
+            self.platform = dataclasses.replace(self.platform,
+                                                vfio_holders=holders)
+            privileged.run_here(self.platform)
+            self.ready(fixed_vgpus=(('L40S-24Q', 1),))
+            self.assertIn(words, self.released.reason)
+            self.assertIn('existing vGPUs that are not in fixed_vgpus',
+                          self.made.reason)
+            self.assertEqual({0: _12Q}, self.vgpus())
 
     def test_handle_of_the_journal(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 1),))

@@ -242,28 +242,22 @@ class InUseTest(ready_case.ReadyCase):
         self.machine.stop_guest(str(vgpu.address))
         self.assertEqual(['SCHEDULER'], self.steps())
 
-    def test_open_vfio_device(self):
+    def test_vfio_devices_that_are_or_may_be_open(self):
         self.govern('vgpu')
         self.steps()
         held = str(self.gpu().vfs[3].address)
-        privileged.run_here(dataclasses.replace(
-            self.platform, vfio_holders=lambda function: (
-                (4711,) if function == held else ())))
-        self.govern('mig')
-        self.waits(f'{held} is held by process 4711')
-        self.assertEqual((False, 20), self.is_now())
 
-    def test_vfio_devices_that_cannot_be_looked_at(self):
         def unknown(function):
             raise exception.UsageUnknown(what=function, reason='no access')
 
-        self.govern('vgpu')
-        self.steps()
-        privileged.run_here(dataclasses.replace(self.platform,
-                                                vfio_holders=unknown))
         self.govern('mig')
-        self.waits('no access')
-        self.assertEqual((False, 20), self.is_now())
+        for holders, words in (
+                (lambda function: (4711,) if function == held else (),
+                 f'{held} is held by process 4711'), (unknown, 'no access')):
+            privileged.run_here(dataclasses.replace(
+                self.platform, vfio_holders=holders))
+            self.waits(words)
+            self.assertEqual((False, 20), self.is_now())
 
     def test_a_gpu_that_cannot_be_read_after_a_step(self):
         self.govern('mig')
