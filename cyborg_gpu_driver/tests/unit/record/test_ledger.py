@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time that servers have GPUs: nothing is lost, and nothing invented."""
 
+import collections
 import dataclasses
 import os
+import random
+import uuid
 
 import fixtures
 from oslotest import base
@@ -14,12 +17,16 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.record import uptime
+from cyborg_gpu_driver.tests import scope
 
 _GPUS = tuple(model.PciAddress.parse(f'0000:{bus:02x}:00.0')
               for bus in (0x3b, 0x5e))
 _GPU = _GPUS[0]
 _WHOLE = model.PciAddress.parse('0000:86:00.0')
 _HANDLE = '4b20d080-1b54-4048-85b3-a6a62d165c01'
+_SERVERS = ('7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11',
+            '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55')
+_OPERATIONS = scope.examples(1000)
 
 
 class _Killed(BaseException):
@@ -27,7 +34,7 @@ class _Killed(BaseException):
 
 
 class _World(fixtures.Fixture):
-    """A host's records, and the clock since its boot.
+    """A host's records, the clock since its boot, and the true use.
 
     Binds and unbinds write what :mod:`cyborg_gpu_driver.program.bind` writes,
     in the same order. That the agent may die after each of its steps is
@@ -40,6 +47,9 @@ class _World(fixtures.Fixture):
         self.now = 60_000
         self.left = None
         """Writes before the process is killed; None for no kill."""
+        self.truth = collections.Counter()
+        self.live = {}
+        """GPU, profile and begin by handle or server."""
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.record.uptime.now', self.moment))
         self._replace = os.replace
@@ -60,18 +70,37 @@ class _World(fixtures.Fixture):
         """Start a process, with nothing in its memory."""
         self.left = None
         store._stores.clear()
+        self.records = store.of(self.state_path)
         self.records = store.Store(self.state_path)
 
-    def bind(self, gpu, handle):
-        entry = gpu_record.Claim(handle, gpu, gpu, 'nvidia-474', '1g.10gb',
+    def bind(self, gpu, handle, profile='1g.10gb'):
+        entry = gpu_record.Claim(handle, gpu, gpu, 'nvidia-474', profile,
                                  gpu_record.Phase.BINDING)
         self.records.put_claims(entry)
         self.records.put_claims(dataclasses.replace(
             entry, phase=gpu_record.Phase.BOUND, since=1.0))
+        self.begin(handle, gpu, profile)
 
     def unbind(self, handle):
         self.records.give_back(handle)
+        self.end(handle)
         self.records.remove_claims(handle)
+
+    def allocate(self, *servers):
+        """Let a report see which servers have the whole GPU."""
+        self.records.observe(_WHOLE, tenancy=cleaning.Known(
+            cleaning.State.USED if servers else cleaning.State.FREE, servers))
+        for server in set(self.live) & set(_SERVERS) - set(servers):
+            self.end(server)
+        for server in set(servers) - set(self.live):
+            self.begin(server, _WHOLE, 'passthrough')
+
+    def begin(self, name, gpu, profile):
+        self.live[name] = gpu, profile, self.now
+
+    def end(self, name):
+        gpu, profile, since = self.live.pop(name)
+        self.truth[gpu, profile] += self.now - since
 
     def report(self):
         """Count up to now, as the agent does at the end of a report."""
@@ -83,10 +112,24 @@ class _World(fixtures.Fixture):
 
     def restart(self):
         """Restart the host; what runs counts again from its first report."""
+        last = uptime.last(self.state_path)
+        for name, (gpu, profile, since) in self.live.items():
+            self.truth[gpu, profile] += max(0, last.uptime - since)
+            self.live[name] = gpu, profile, 30_000
         self.boot += 1
         self.now = 30_000
         self.start()
         self.report()
+
+    def shown(self):
+        """The sums that the exporter shows, as another process."""
+        last = uptime.last(self.state_path)
+        found = collections.Counter()
+        for address, record in store.Store(
+                self.state_path).records().items():
+            for (profile, _), time in record.ledger.sums(last).items():
+                found[address, profile] += time
+        return found
 
     def name(self, project='ours'):
         """Say whose everything is that runs."""
@@ -96,6 +139,67 @@ class _World(fixtures.Fixture):
                     draft.record, ledger=draft.record.ledger.named({
                         item.key: project
                         for item in record.ledger.running}))
+
+    def expected(self):
+        """The true sums at a report that is made now."""
+        found = collections.Counter(self.truth)
+        for gpu, profile, since in self.live.values():
+            found[gpu, profile] += self.now - since
+        return found
+
+
+class RandomTest(base.BaseTestCase):
+
+    def test_binds_kills_and_reboots(self):
+        choose = random.Random(20261122)
+        world = self.useFixture(_World())
+        world.report()
+        before, ends = collections.Counter(), collections.Counter()
+        for step in range(_OPERATIONS):
+            world.now += choose.choice((250, 1000, 7001, 3600_000))
+            chance = choose.random()
+            world.left = choose.randrange(4) if chance < 0.2 else None
+            try:
+                self._do(world, choose, str(uuid.UUID(int=step + 1)))
+            except _Killed:
+                ends['kill'] += 1
+                self._recover(world)
+            world.left = None
+            world.name()
+            if chance > 0.95:
+                ends['restart'] += 1
+                world.restart()
+                world.name()
+            elif chance > 0.6:
+                world.report()
+                self.assertEqual(+world.expected(), +world.shown())
+            shown = world.shown()
+            for key, time in before.items():
+                # A counter that falls is taken for a new one.
+                self.assertLessEqual(time, shown[key])
+            before = shown
+        for kind in ('kill', 'restart'):
+            self.assertGreater(ends[kind], _OPERATIONS // 50, kind)
+
+    def _do(self, world, choose, handle):
+        bound = sorted(set(world.live) - set(_SERVERS))
+        chance = choose.random()
+        if chance < 0.25:
+            world.allocate(*choose.choice(((), _SERVERS[:1], _SERVERS[1:])))
+        elif bound and (len(bound) > 8 or chance < 0.6):
+            world.unbind(choose.choice(bound))
+        else:
+            world.bind(choose.choice(_GPUS), handle,
+                       choose.choice(('1g.10gb', '2g.20gb')))
+
+    def _recover(self, world):
+        """Start a new process, which removes what did not finish."""
+        world.start()
+        for entry in world.records.claims():
+            if entry.phase is not gpu_record.Phase.BOUND:
+                if entry.handle in world.live:
+                    world.end(entry.handle)
+                world.records.remove_claims(entry.handle)
 
 
 class CountTest(base.BaseTestCase):
@@ -141,15 +245,6 @@ class CountTest(base.BaseTestCase):
         self.world.name()
         self.assertEqual({('1g.10gb', 'ours'): 5000},
                          self.ledger().sums(self.world.moment()))
-
-    def test_servers_of_a_whole_gpu(self):
-        for servers in (('one',), ('two',), ()):
-            self.world.records.observe(_WHOLE, tenancy=cleaning.Known(
-                cleaning.State.USED if servers else cleaning.State.FREE,
-                servers))
-            self.world.now += 5000
-        self.assertEqual({'passthrough': {'': 10_000}},
-                         self.ledger(_WHOLE).ended)
 
     def test_a_group_counts_on_its_first_gpu(self):
         entry = gpu_record.Claim(
@@ -218,3 +313,8 @@ class ClockTest(base.BaseTestCase):
         with open('/proc/uptime', encoding='ascii') as stream:
             seconds = float(stream.read().split()[0])
         self.assertLessEqual(seconds, uptime.now().uptime / 1000 + 0.01)
+
+    def test_the_records_hold_it(self):
+        self.assertEqual({}, gpu_record.GpuRecord().assigned)
+        self.assertIsNone(uptime.last(
+            self.useFixture(fixtures.TempDir()).path))

@@ -2,11 +2,18 @@
 
 """No GPU is unbound without the consent of its driver."""
 
+import collections
 import contextlib
 import dataclasses
 import errno
+import pathlib
+import random
+import sys
+
+import fixtures
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
@@ -14,6 +21,7 @@ from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program import machines
 
 _GPU = '0000:31:00.0'
@@ -25,6 +33,13 @@ gpus:
 _VGPU = ('570.124.03', 'a100-40', 'vendor-vfio')
 _PLAIN = ('580.95.05', 'a100-40', 'none')
 _NEW = ('595.45.04', 'h100-nvl', 'none')
+_ROUNDS = 1000 if scope.ALL else 30
+_ROUNDS_A_HOST = 10
+_SEED = 20
+
+
+def _unseen(address):
+    raise exception.UsageUnknown(what=address, reason='hidden')
 
 
 class ConsentCase(machines.MachineCase):
@@ -141,28 +156,10 @@ class ConsentTest(ConsentCase):
         self.machine.add_holder(_GPU, 815, 'nv-hostengine')
         self.refused('process 815 (nv-hostengine)')
         self.machine.remove_holder(815)
-
-        def unseen(address):
-            raise exception.UsageUnknown(what=address, reason='hidden')
-
-        self.use(gpu_holders=unseen)
+        self.use(gpu_holders=_unseen)
         self.refused('hidden', exception.UsageUnknown)
         self.machine.unload_drm()
         self.bind('vfio-pci')
-
-    def test_the_lock_keeps_late_openers_out(self):
-        self.host(*_VGPU)
-        simulated = self.machine.proc
-        write = simulated.write
-
-        def then_open(descriptor, data):
-            done = write(descriptor, data)
-            with contextlib.suppress(OSError):
-                self.machine.add_holder(_GPU, 901, 'late')
-            return done
-        simulated.write = then_open
-        self.bind('vfio-pci')
-        self.assertEqual((), self.machine.blocked_unbinds)
 
 
 class PersistenceTest(ConsentCase):
@@ -212,3 +209,129 @@ class PersistenceTest(ConsentCase):
         self.machine.remove_holder(815)
         privileged_gpu.set_virtual_functions(_GPU, False)
         self.assertEqual(0, self.state().vfs)
+
+
+class RandomTest(ConsentCase):
+    """Any use of a GPU and faults, in any order.
+
+    Uses leak, begin late, are hidden, or are of a node that a container has
+    under another name. proc is read as on a real host. A node there is a link
+    to /dev/null, whose device number stands for that of the GPU.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.usage._MAJOR', 1))
+        self.proc = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        information = self.proc / f'driver/nvidia/gpus/{_GPU}/information'
+        information.parent.mkdir(parents=True)
+        information.write_text('Device Minor: \t 3\n')
+
+    def test_no_unbind_starts_that_the_driver_did_not_allow(self):
+        chance = random.Random(_SEED)
+        results = collections.Counter(
+            self.round(number, chance) for number in range(_ROUNDS))
+        self.assertEqual({'bound', 'in use', 'fault', 'unknown'}, {*results})
+        print(f'{_ROUNDS} rounds: {dict(results)}', file=sys.stderr)
+
+    def prepare(self, number, chance):
+        """Bind the GPU of some machine to NVIDIA's driver."""
+        if number % _ROUNDS_A_HOST == 0:
+            self.kind_of_host = (_VGPU, _PLAIN, _NEW)[
+                number // _ROUNDS_A_HOST % 3]
+            self.host(*self.kind_of_host)
+        if self.state().leaked and chance.random() < 0.5:
+            self.machine.reboot()
+        if self.state().driver != 'nvidia':
+            self.bind('nvidia')
+
+    def round(self, number, chance):
+        """Bind a GPU while others use it; return how that ended."""
+        self.prepare(number, chance)
+        blind = chance.random() < 0.3
+        kind = self.disturb(chance, blind)
+        # Beside nvidia_drm with modeset=1, only proc answers.
+        expected = ('unknown' if blind and self.kind_of_host == _NEW
+                    else 'in use' if kind == 'late' or self.state().leaked
+                    else 'fault' if kind == 'fault' else 'bound')
+        found = self.try_to_bind()
+        self.assertEqual(expected, found)
+        if found == 'bound':
+            self.assertEqual((), self.machine.blocked_unbinds)
+        else:
+            self.check_untouched()
+        self.machine.faults.clear()
+        for pid in (900, 901):
+            self.machine.remove_holder(pid)
+        return found
+
+    def disturb(self, chance, blind):
+        """Let something be in the way of a bind; return what it is.
+
+        :param blind: hide the processes of the machine, as in a container
+            with a PID namespace of its own.
+        """
+        machine = self.machine
+        kinds = ['nobody', 'open', 'late', 'fault']
+        # Beside nvidia_drm with modeset=1, proc alone shows other uses.
+        can_hide = self.kind_of_host != _NEW
+        if can_hide:
+            kinds += ['hidden', 'leak']
+        kind = chance.choice(kinds)
+        if kind == 'leak':
+            machine.leak_use(_GPU, chance.randrange(1, 3))
+        elif kind == 'fault':
+            machine.faults.fail_write('*/driver_override', errno.EIO)
+        elif kind != 'nobody':
+            machine.add_holder(_GPU, 900, 'user', hidden=kind == 'hidden')
+
+        def between_two_questions(seconds):
+            if kind == 'late':
+                machine.add_holder(_GPU, 901, 'late', hidden=can_hide)
+            machine.remove_holder(900)
+        self.use(sleep=between_two_questions, gpu_holders=_unseen if blind
+                 else lambda address: self.in_proc(chance))
+        return kind
+
+    def in_proc(self, chance):
+        """Find who has the GPU open in the files of proc."""
+        with fixtures.TempDir() as place:
+            proc = pathlib.Path(place.path)
+            (proc / 'driver').symlink_to(self.proc / 'driver')
+            for pid, name in sorted(set(self.machine.holders(_GPU))):
+                if pid <= 0:  # A kernel module, or a user whom proc hides.
+                    continue
+                node = proc / 'nodes' / str(pid) / chance.choice(
+                    ('nvidia0', 'nvidia3', 'nvidia7'))
+                node.parent.mkdir(parents=True)
+                node.symlink_to('/dev/null')
+                (proc / str(pid) / 'fd').mkdir(parents=True)
+                (proc / str(pid) / 'comm').write_text(name)
+                (proc / str(pid) / 'fd' / '5').symlink_to(node)
+            return usage._openers(self.platform, self.address, str(proc))
+
+    def try_to_bind(self):
+        try:
+            self.bind('vfio-pci')
+        except exception.GpuInUse:
+            return 'in use'
+        except exception.SysfsError:
+            return 'fault'
+        except exception.UsageUnknown:
+            return 'unknown'
+        return 'bound'
+
+    def test_the_lock_keeps_late_openers_out(self):
+        self.host(*_VGPU)
+        simulated = self.machine.proc
+        write = simulated.write
+
+        def then_open(descriptor, data):
+            done = write(descriptor, data)
+            with contextlib.suppress(OSError):
+                self.machine.add_holder(_GPU, 901, 'late')
+            return done
+        simulated.write = then_open
+        self.bind('vfio-pci')
+        self.assertEqual((), self.machine.blocked_unbinds)
