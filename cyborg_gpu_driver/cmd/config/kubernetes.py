@@ -24,7 +24,7 @@ _CURRENT = 'current'
 
 
 class RenderKubernetes(command.Command):
-    """Write the Kubernetes configuration for GPU nodes like this host.
+    """Write the Kubernetes files for GPU nodes like this host.
 
     Writes the configuration of the NVIDIA device plugin and of mig-parted, the
     labels of the node, a test pod and values for the GPU operator. Nothing

@@ -14,7 +14,7 @@ from cyborg_gpu_driver.report.content import names
 
 
 class ListOffer(output.Lister):
-    """List what each GPU offers, and what the agent would report of it now.
+    """List what each GPU offers, and what the agent would report.
 
     A reported offer is a deployable in Cyborg and a resource provider in
     Placement. The reason why an offer is not reported is also written to

@@ -152,7 +152,7 @@ class ExportLayout(LayoutCommand):
 
 
 class GenerateLayouts(LayoutCommand):
-    """Write a file with all sensible layouts for the GPUs of this host."""
+    """Write a file with all sensible layouts for this host's GPUs."""
 
     formats = ('yaml', 'json')
 
