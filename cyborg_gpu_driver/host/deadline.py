@@ -73,8 +73,39 @@ def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     items = list(items)
     if len(items) < 2:
         return [function(item) for item in items]
-    with futures.ThreadPoolExecutor(len(items), 'cyborg-gpu') as threads:
-        return list(threads.map(function, items))
+    branches = [_Branch(function, item) for item in items]
+    for branch in branches:
+        branch.join()
+    return [branch.result() for branch in branches]
+
+
+class _Branch(threading.Thread):
+    """The thread of one of several calls that run in parallel.
+
+    The threads of concurrent.futures are no daemons: a command whose GPU
+    hangs would never end.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], item: Any) -> None:
+        # Formatting a whole Gpu would take longer than most calls.
+        about = getattr(item, 'address', item)
+        super().__init__(name=f'cyborg-gpu-{about}'[:40], daemon=True)
+        self._function = function
+        self._item = item
+        self._answer = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._answer = self._function(self._item)
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._answer
 
 
 class _Call:
