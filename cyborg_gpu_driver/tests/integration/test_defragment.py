@@ -34,7 +34,7 @@ class DefragmentTest(base.TestCase):
 
         def run(action):
             return openstack.rows(
-                defragment.Defragment, action, '--yes', '--device-profile',
+                defragment.Defragment, action, '--yes', '--profile',
                 '7g.80gb')
 
         def planned():
