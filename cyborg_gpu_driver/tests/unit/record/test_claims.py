@@ -97,6 +97,9 @@ class JournalTest(base.BaseTestCase):
         self.records.put_claims(bound)
         for records in (self.records, store.Store(self.state_path)):
             self.assertEqual((unbinding,), records.claims())
+        self.records.remove_claims(bound.handle)
+        self.records.put_claims(bound)
+        self.assertEqual((bound,), self.records.claims())
 
     def test_what_cannot_be_written_was_given_back_all_the_same(self):
         bound = _entry(phase=gpu_record.Phase.BOUND)
