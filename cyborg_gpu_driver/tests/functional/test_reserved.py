@@ -151,6 +151,17 @@ class WriteTest(ReservedCase):
                             self.tree.generations([self.one]))
         self.assertEqual([3, 2], self.reserved())
 
+    def test_a_provider_that_is_made_again_is_written_again(self):
+        self.enforce(3, 0)
+        self.placement.delete(f'/resource_providers/{self.one}')
+        self.enforce(3, 0)
+        self.placement.post('/resource_providers', {
+            'name': 'one', 'uuid': self.one,
+            'parent_provider_uuid': self.root})
+        self.with_inventory(self.one)
+        self.writer.write([self.wanted(self.one, 3)])
+        self.assertEqual([3, 0], self.reserved())
+
     def test_as_much_is_offered_while_placement_has_another_total(self):
         """Cyborg changes the total after it has got the report."""
         for total, count, expected in (
