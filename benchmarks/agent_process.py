@@ -124,7 +124,7 @@ class _Server:
                                     profiles=profiles),),
             health_events=False), host, lambda: client)
         # The agent's own limit is for Cyborg, which may ask again later.
-        self._agent._binder._limits = binder.Limits(unbind=TIMEOUT)
+        binder.UNBIND_SECONDS = TIMEOUT
 
     def report(self):
         return [{'name': item.name, 'provider_uuid': item.provider_uuid,

@@ -421,6 +421,21 @@ class CrashTest(CleaningCase):
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
 
+    def test_a_crash_in_the_middle_cleans_again(self):
+        class Crash(BaseException):
+            pass
+
+        self.use_up()
+        with mock.patch('cyborg_gpu_driver.program.health.GpuHealth.'
+                        'reset_done', autospec=True, side_effect=Crash):
+            self.assertRaises(Crash, self.look)
+        self.assertEqual(1, self.resets())
+        self.start()
+        self.assertTrue(self.withheld())
+        self.assertIs(_STATE.CLEANING, self.tenancy().state)
+        self.assertFalse(self.look())
+        self.assertEqual(2, self.resets())
+
     def test_a_record_that_is_lost_or_damaged_is_a_reset(self):
         path = store.Store(self.state_path).path(self.address)
         for number, text in enumerate((None, 'nonsense', '{}'), 1):
