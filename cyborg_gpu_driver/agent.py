@@ -160,9 +160,8 @@ class Agent:
         self._turn = threading.Lock()
         """Held by a report, and by the thread that works between two."""
         self._reported: tuple[names.ReportedDevice, ...] = ()
-        self._others: Collection[model.PciAddress] | None = None
-        """GPUs that servers have through Cyborg's own driver; None before the
-        first report."""
+        self._others: Collection[model.PciAddress] = ()
+        """GPUs that servers have through Cyborg's own driver."""
         self._released: set[model.PciAddress] = set()
         """GPUs of mode auto of which a part was just unbound."""
         self._between = deadline.Repeated(
@@ -229,7 +228,7 @@ class Agent:
         host = self._host.host()
         self._say_empty(host)
         self._others = self._node.withdrawal.of_other_driver(host)
-        host = self._make_ready(host, self._others)
+        host = self._make_ready(host)
         verdicts = self._examine(host)
         claims = self._records.claims()
         decided = self._node.withdrawal.decide(
@@ -244,8 +243,7 @@ class Agent:
         if self._node.resetter.done:
             # A reset cures a GPU, unless the GPU now shows another problem.
             self._node.resetter.done.clear()
-            verdicts = self._examine(self._make_ready(
-                self._host.refresh(), self._others))
+            verdicts = self._examine(self._make_ready(self._host.refresh()))
         there = self._enforce(decided)
         self._said.keep(self._conditions)
         return drift.Report(build.mark_unhealthy(decided.devices, verdicts, {
@@ -264,7 +262,8 @@ class Agent:
 
         A server may live less than the time between two reports. Its GPU must
         not go to the next one before it was reset. A GPU of mode auto whose
-        last part was unbound is made ready for all its roles.
+        last part was unbound is made ready for all its roles. The first
+        report starts the thread that calls this.
         """
         with self._turn, locks.report():
             released = set()
@@ -272,9 +271,8 @@ class Agent:
                 released.add(self._released.pop())
             used = self._node.cleaner.look_at_changed(
                 self._node.wholes(self._reported))
-            if (used or released) and self._others is not None:
-                self._examine(self._make_ready(
-                    self._host.refresh(), self._others))
+            if used or released:
+                self._examine(self._make_ready(self._host.refresh()))
             for address in {*used, *released}:
                 self._node.publish_soon(address)
 
@@ -300,19 +298,17 @@ class Agent:
         return self._node.withdrawal.held(
             gpu.address for gpu in self._host.host().gpus)
 
-    def _make_ready(self, host: model.Host,
-                    others: Collection[model.PciAddress]) -> model.Host:
+    def _make_ready(self, host: model.Host) -> model.Host:
         """Prepare idle GPUs for their policies; return the host after that.
 
         Unused fixed vGPUs of a former policy are removed first, because they
-        would keep the GPU from being idle.
-
-        :param others: GPUs that servers have through Cyborg's own driver.
+        would keep the GPU from being idle. GPUs that servers have through
+        Cyborg's own driver are left alone.
         """
         for act in (self._node.fixed.release, self._node.preparer.prepare,
                     self._node.fixed.make):
             outcomes = [act(gpu) for gpu in host.gpus
-                        if gpu.address not in others]
+                        if gpu.address not in self._others]
             if any(outcome.done for outcome in outcomes):
                 host = self._host.refresh()
         return host
