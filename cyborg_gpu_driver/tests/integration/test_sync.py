@@ -140,7 +140,9 @@ class SyncTest(base.TestCase):
             (row['ARQ'], row['Host'], row['Profile'], row['Handle']))
         other = self.changed(('profiles', 0, 'groups', 0, 'gpu'), '3g.40gb')
         bigger = self.changed(('flavors', 0, 'vcpus'), 2)
-        self.assertEqual({'sync-slice': ('refuse', '')},
+        # The description of a flavor names what its device profile gives.
+        self.assertEqual({'sync-slice': ('refuse', ''),
+                          'sync.slice': ('update', 'not done')},
                          self.sync(other, code=1))
         self.assertEqual({'sync.slice': ('refuse', '')},
                          self.sync(bigger, code=1))

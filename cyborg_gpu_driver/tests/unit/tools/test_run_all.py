@@ -191,6 +191,13 @@ class RunTest(base.BaseTestCase):
         self.assertEqual('1 passed, 9 failed, 0 skipped',
                          output.splitlines()[-1])
 
+    def test_a_class_that_is_skipped_as_a_whole_has_run(self):
+        self.write('unit.list', f'for i in {{1..3}}; do echo {_TEST}$i; done')
+        self.does('unit', "echo 'setUpClass (cyborg_gpu_driver.tests."
+                          "OtherTest) ... SKIPPED: no helm' | sed 's/^/{0} /'")
+        self.assertEqual('1 passed, 0 failed, 1 skipped',
+                         self.run_tests('unit').splitlines()[-1])
+
     def test_ctrl_c_ends_what_runs(self):
         """As from a terminal, the signal reaches the script alone."""
         os.mkfifo(self.root / 'ready')
