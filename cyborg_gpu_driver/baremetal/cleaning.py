@@ -21,6 +21,7 @@ from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
+from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import modes as nvml_modes
 from cyborg_gpu_driver.host.nvml import process as nvml_process
@@ -227,7 +228,7 @@ class Cleaner:
 
     @gate.series
     def _verify(self, gpu, wanted):
-        facts = self._ramdisk.health_reader.read(gpu.address)
+        facts = host_health.read(self._nvml, gpu.address)
         ecc = (nvml_modes.ecc(self._nvml, gpu.address)
                if gpu.visible_to_nvml else None)
         reasons = of_gpu(gpu, health.seen((), facts, time.time()),

@@ -223,10 +223,9 @@ def _facts(host: model.Host, session: nvml.NvmlSession) -> tuple:
     cliques: dict[model.PciAddress, str] = {}
     if host.nvml_problem is not None:
         return conditions, modes.Modes(), cliques
-    asked = host_health.HealthReader(session)
     for gpu in host.gpus:
         if gpu.driver == _DRIVER:
-            facts = asked.read(gpu.address)
+            facts = host_health.read(session, gpu.address)
             if facts.answered:
                 conditions[gpu.address] = health.seen((), facts, time.time())
         if gpu.visible_to_nvml:

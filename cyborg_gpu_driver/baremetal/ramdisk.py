@@ -15,7 +15,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)
@@ -34,7 +33,6 @@ class Ramdisk(node.Node):
     def __init__(self, conf: cfg.ConfigOpts):
         super().__init__(conf, policies.read(conf))
         self.act_here()
-        self.health_reader = health.HealthReader(self.platform.nvml)
 
     def snapshot(self) -> model.Host:
         """Return the current machine, with all its GPUs."""

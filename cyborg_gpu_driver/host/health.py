@@ -31,97 +31,48 @@ _LOST = 'GPU_IS_LOST'
 _RESET = 'RESET_REQUIRED'
 _UNKNOWN = 'UNKNOWN'
 _SILENT = exception.NvmlNotAnswering.symbol
-_ROWS = 'nvmlDeviceGetRemappedRows'
 
 
-@dataclasses.dataclass
-class _Known:
-    """Facts that do not change during a session."""
+@gate.series
+def read(nvml: nvml_module.NvmlSession, address: model.PciAddress
+         ) -> condition.Facts:
+    """Read the health of the GPU at ``address``.
 
-    generation: int
-    slowdown: int | None
-    shutdown: int | None
-    absent: set[str] = dataclasses.field(default_factory=set)
-    """Calls that this GPU, its driver or this pynvml does not have."""
-
-
-class HealthReader:
-    """Reads the health of GPUs through one session."""
-
-    def __init__(self, nvml: nvml_module.NvmlSession):
-        self._nvml = nvml
-        self._known: dict[model.PciAddress, _Known] = {}
-
-    @gate.series
-    def read(self, address: model.PciAddress) -> condition.Facts:
-        """Read the health of the GPU at ``address``.
-
-        Makes five calls, more the first time. Does not raise for a hardware
-        fault. A GPU that fell off the bus answers GPU_IS_LOST, or UNKNOWN to
-        every call (an assumption; nvidia-smi then prints "Unknown Error"). A
-        GPU that does not answer is not queried further.
-        """
-        with self._nvml.about(address):
-            return self._read(address)
-
-    def _read(self, address: model.PciAddress) -> condition.Facts:
-        asked = _Questions(self._nvml, address)
-        if not asked.reachable:
-            return asked.facts()
-        known = self._static(address, asked)
-        rows, retired = self._memory(asked, known)
-        reasons = asked.ask('nvmlDeviceGetCurrentClocksEventReasons',
-                            known.absent)
+    Does not raise for a hardware fault. A GPU that fell off the bus answers
+    GPU_IS_LOST, or UNKNOWN to every call (an assumption; nvidia-smi then
+    prints "Unknown Error"). A GPU that does not answer is not queried
+    further.
+    """
+    with nvml.about(address):
+        asked = _Questions(nvml, address)
+        # Newer GPUs do not report thresholds (nvml.h, Ada).
+        slowdown, shutdown = (
+            asked.ask('nvmlDeviceGetTemperatureThreshold', kind)
+            for kind in (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+                         pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN))
+        # A GPU remaps rows or retires pages. A GPU in MIG mode does not
+        # support the call for rows while it has instances (nvml.h).
+        rows = asked.ask('nvmlDeviceGetRemappedRows')
+        retired = None if rows else asked.ask(
+            'nvmlDeviceGetRetiredPagesPendingStatus')
+        reasons = asked.ask('nvmlDeviceGetCurrentClocksEventReasons')
         return asked.facts(
             ecc_uncorrected=asked.ask(
-                'nvmlDeviceGetTotalEccErrors', known.absent,
+                'nvmlDeviceGetTotalEccErrors',
                 pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
                 pynvml.NVML_VOLATILE_ECC),
             remapped_rows=rows and rows[0] + rows[1],
             remap_pending=rows and bool(rows[2]),
             remap_failed=rows and bool(rows[3]),
             retired_pending=None if retired is None else bool(retired),
-            temperature=asked.ask('nvmlDeviceGetTemperature', known.absent,
+            temperature=asked.ask('nvmlDeviceGetTemperature',
                                   pynvml.NVML_TEMPERATURE_GPU),
-            slowdown_temperature=known.slowdown,
-            shutdown_temperature=known.shutdown,
+            slowdown_temperature=slowdown, shutdown_temperature=shutdown,
             thermal_slowdown=None if reasons is None else bool(
                 reasons & pynvml.nvmlClocksEventReasonHwThermalSlowdown),
             recovery_action=_field(asked.ask(
-                'nvmlDeviceGetFieldValues', known.absent,
+                'nvmlDeviceGetFieldValues',
                 [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])))
-
-    @staticmethod
-    def _memory(asked: _Questions, known: _Known) -> tuple[Any, Any]:
-        """Return remapped rows and retired pages; a GPU has only one of them.
-
-        A GPU in MIG mode does not support the call for rows while it has
-        instances (nvml.h, nvmlDeviceGetRemappedRows). So only an answer to
-        the call for pages shows that the GPU does not remap rows.
-        """
-        rows = retired = None
-        if _ROWS not in known.absent:
-            rows = asked.ask(_ROWS, set())
-        if rows is None:
-            retired = asked.ask('nvmlDeviceGetRetiredPagesPendingStatus',
-                                known.absent)
-            if retired is not None:
-                known.absent.add(_ROWS)
-        return rows, retired
-
-    def _static(self, address: model.PciAddress, asked: _Questions) -> _Known:
-        """Read thresholds; newer GPUs do not report them (nvml.h, Ada)."""
-        known = self._known.get(address)
-        if known is None or known.generation != self._nvml.generation:
-            absent: set[str] = set()
-            slowdown, shutdown = (
-                asked.ask('nvmlDeviceGetTemperatureThreshold', absent, kind)
-                for kind in (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
-                             pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN))
-            known = _Known(self._nvml.generation, slowdown, shutdown)
-            if not asked.failed:
-                self._known[address] = known
-        return known
 
 
 class _Questions:
@@ -131,50 +82,35 @@ class _Questions:
                  address: model.PciAddress):
         self._nvml = nvml
         self._failures: set[str] = set()
+        self._answered = False
         self._device = None
-        self.answered = False
         try:
             self._device = nvml.device(address)
         except exception.NvmlError as error:
             self._failures.add(error.symbol)
 
-    @property
-    def reachable(self) -> bool:
-        """Whether NVML has the GPU."""
-        return self._device is not None
-
-    @property
-    def failed(self) -> bool:
-        """Whether a call that the GPU supports was not answered."""
-        return bool(self._failures)
-
-    def ask(self, call: str, absent: set[str], *arguments: Any) -> Any:
+    def ask(self, call: str, *arguments: Any) -> Any:
         """Return the answer of a call, or None.
 
         A lost GPU is not queried further, because each answer may take long.
-
-        :param absent: calls to skip. This call is added if the GPU turns out
-            not to support it.
         """
-        if call in absent or self._failures & {_LOST, _SILENT}:
+        if self._device is None or self._failures & {_LOST, _SILENT}:
             return None
         try:
             answer = self._nvml.call(call, self._device, *arguments)
         except exception.NvmlError as error:
-            if error.symbol in gate.ABSENT:
-                absent.add(call)
-            else:
+            if error.symbol not in gate.ABSENT:
                 self._failures.add(error.symbol)
             return None
-        self.answered = True
+        self._answered = True
         return answer
 
     def facts(self, **facts: Any) -> condition.Facts:
         """Return the facts that follow from the calls and their failures."""
         lost = _LOST in self._failures or (
-            _UNKNOWN in self._failures and not self.answered)
+            _UNKNOWN in self._failures and not self._answered)
         return condition.Facts(
-            answered=self.answered or lost or bool(
+            answered=self._answered or lost or bool(
                 self._failures & {_RESET, _SILENT}),
             lost=lost, not_answering=_SILENT in self._failures,
             reset_required=_RESET in self._failures, **facts)

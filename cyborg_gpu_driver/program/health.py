@@ -65,7 +65,6 @@ class GpuHealth:
         self._nvml = machine.nvml
         self._sysfs = machine.sysfs
         self._board_records = machine.records
-        self._reader = host_health.HealthReader(machine.nvml)
         self._store = store.of(state_path)
         self._cloud = cloud
         self._needed = clean_checks
@@ -199,7 +198,7 @@ class GpuHealth:
             return self._ask_pci(gpu)
         if host.nvml_problem is not None:
             return _NOTHING
-        return self._reader.read(gpu.address)
+        return host_health.read(self._nvml, gpu.address)
 
     def _ask_pci(self, gpu: model.Gpu) -> condition.Facts:
         """The facts that the PCI bus tells of a GPU hidden from NVML.

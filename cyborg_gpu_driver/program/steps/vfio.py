@@ -126,7 +126,7 @@ def was_cut_off(machine: platform.Platform, gpu: model.Gpu) -> bool:
 def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
     """Record what NVML and PCI report of a GPU."""
     now = time.time()
-    facts = host_health.HealthReader(machine.nvml).read(gpu.address)
+    facts = host_health.read(machine.nvml, gpu.address)
     if not facts.answered:
         raise exception.StepFailed(reason='NVML does not return its health')
     verdict = health.judge(health.seen((), facts, now))

@@ -16,7 +16,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.tests.unit.host import base
 
-_CALLS = 5
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _CONFIG = bytes.fromhex('de10b220') + bytes(60)
 # As in Documentation/ABI/testing/sysfs-bus-pci-devices-aer.
@@ -28,21 +27,14 @@ _CLEAN = condition.Facts(
     shutdown_temperature=92, thermal_slowdown=False, recovery_action=0)
 
 
-class HealthReaderTest(base.SimulatedTestCase):
+class HealthTest(base.SimulatedTestCase):
 
     def setUp(self):
         super().setUp()
-        self.health = health.HealthReader(self.nvml)
         self.name = str(self.first)
 
-    def read(self, address=None):
-        return self.health.read(address or self.first)
-
-    def test_few_calls(self):
-        self.read()
-        self.calls()
-        self.read()
-        self.assertEqual(_CALLS, sum(self.calls().values()))
+    def read(self):
+        return health.read(self.nvml, self.first)
 
     def test_everything_that_can_be_wrong(self):
         self.machine.set_remapped_rows(self.name, 2, 1, pending=True)
@@ -58,22 +50,15 @@ class HealthReaderTest(base.SimulatedTestCase):
 
     def test_before_ampere_pages_are_retired(self):
         self.use('t4x4')
-        self.health = health.HealthReader(self.nvml)
         self.machine.set_remapped_rows(str(self.first), pending=True)
-        found = self.read(self.first)
+        found = self.read()
         self.assertTrue(found.retired_pending)
         self.assertIsNone(found.remap_pending)
-        self.calls()
-        self.read(self.first)
-        self.assertEqual(_CALLS, sum(self.calls().values()))
 
-    def test_remapped_rows_are_asked_for_again_without_instances(self):
+    def test_remapped_rows_are_known_only_without_instances(self):
         """nvml.h: not supported while a GPU in MIG mode has instances."""
         one = self.cut(self.first, 19)
         self.assertIsNone(self.read().remapped_rows)
-        self.calls()
-        self.assertIsNone(self.read().remapped_rows)
-        self.assertEqual(_CALLS, sum(self.calls().values()))
         self.nvml.destroy_gpu_instance(self.device(), one.instance_id)
         self.machine.set_remapped_rows(self.name, failed=True)
         self.assertTrue(self.read().remap_failed)
@@ -85,19 +70,15 @@ class HealthReaderTest(base.SimulatedTestCase):
             self.assertTrue(self.read().lost, pattern)
             self.machine.faults.clear()
 
-    def test_what_a_driver_does_not_have_is_not_asked_again(self):
+    def test_what_a_driver_does_not_have_is_left_out(self):
         for call in ('nvmlDeviceGetFieldValues',
                      'nvmlDeviceGetCurrentClocksEventReasons',
                      'nvmlDeviceGetTemperatureThreshold'):
             self.machine.faults.fail(
                 call, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, times=None)
-        expected = dataclasses.replace(
+        self.assertEqual(dataclasses.replace(
             _CLEAN, slowdown_temperature=None, shutdown_temperature=None,
-            thermal_slowdown=None, recovery_action=None)
-        self.assertEqual(expected, self.read())
-        self.calls()
-        self.assertEqual(expected, self.read())
-        self.assertEqual(_CALLS - 2, sum(self.calls().values()))
+            thermal_slowdown=None, recovery_action=None), self.read())
 
     def test_where_an_instance_lies(self):
         self.machine.gpu(self.name)
