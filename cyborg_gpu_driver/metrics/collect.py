@@ -241,7 +241,7 @@ def _hardware(hostname: str,
         if gpu.age is not None:
             scrape.add(definitions.SAMPLE_AGE, gpu.age, *labels)
         for value in gpu.values:
-            scrape.add(definitions.HARDWARE[value.quantity], value.value,
+            scrape.add(definitions.HARDWARE[value.metric], value.value,
                        *labels, *value.labels)
     return scrape.families()
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from cyborg_gpu_driver.host.snapshot import telemetry
-
 PREFIX = 'cyborg_gpu_'
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the latency histograms, in seconds. Cyborg gives up a bind
@@ -192,85 +190,84 @@ SAMPLE_AGE = Metric('hardware_sample_age_seconds', _GPU, (
 FAILED_SAMPLES = _counter('hardware_failed_samples', _GPU, (
     'How often a GPU did not answer NVML, or not in time.'))
 
-_Q = telemetry.Quantity
-HARDWARE = {
-    _Q.UTILIZATION: Metric('utilization_ratio', _GPU, (
+HARDWARE = {metric.name: metric for metric in (
+    Metric('utilization_ratio', _GPU, (
         'Share of the time in which a kernel ran on the GPU (NVML, '
         'utilization rates). Not in MIG mode: see '
         '``cyborg_gpu_instance_utilization_ratio``.')),
-    _Q.MEMORY_UTILIZATION: Metric('memory_utilization_ratio', _GPU, (
+    Metric('memory_utilization_ratio', _GPU, (
         "Share of the time in which the GPU's memory was read or written. "
         'Not in MIG mode.')),
-    _Q.MEMORY: Metric('memory_bytes', _GPU, 'Memory of the GPU.'),
-    _Q.MEMORY_USED: Metric('memory_used_bytes', _GPU, (
+    Metric('memory_bytes', _GPU, 'Memory of the GPU.'),
+    Metric('memory_used_bytes', _GPU, (
         'Memory that is in use or reserved by the driver.')),
-    _Q.TEMPERATURE: Metric('temperature_celsius', _GPU, (
+    Metric('temperature_celsius', _GPU, (
         'Temperature of the GPU.')),
-    _Q.MEMORY_TEMPERATURE: Metric('memory_temperature_celsius', _GPU, (
+    Metric('memory_temperature_celsius', _GPU, (
         "Temperature of the GPU's memory.")),
-    _Q.POWER: Metric('power_watts', _GPU, (
+    Metric('power_watts', _GPU, (
         'Power draw of the board: the average of one second, or on GA100 and '
         'older GPUs the current value.')),
-    _Q.POWER_LIMIT: Metric('power_limit_watts', _GPU, (
+    Metric('power_limit_watts', _GPU, (
         'Power limit of the board.')),
-    _Q.ENERGY: _counter('energy_joules', _GPU, (
+    _counter('energy_joules', _GPU, (
         'Energy that the GPU used since the driver was loaded.')),
-    _Q.CLOCK: Metric('clock_hertz', (*_GPU, 'clock'), 'Clock frequency.'),
-    _Q.ECC_ERRORS: _counter('ecc_errors', (*_GPU, 'ecc'), (
+    Metric('clock_hertz', (*_GPU, 'clock'), 'Clock frequency.'),
+    _counter('ecc_errors', (*_GPU, 'ecc'), (
         'ECC errors since the driver was loaded.')),
-    _Q.REMAPPED_ROWS: _counter('remapped_rows', (*_GPU, 'cause'), (
+    _counter('remapped_rows', (*_GPU, 'cause'), (
         'Memory rows that were remapped in the lifetime of the board. Not '
         'while there are GPU instances.')),
-    _Q.REMAP_PENDING: Metric('row_remap_pending', _GPU, (
+    Metric('row_remap_pending', _GPU, (
         'Whether rows wait for a reset to be remapped.')),
-    _Q.REMAP_FAILED: Metric('row_remap_failed', _GPU, (
+    Metric('row_remap_failed', _GPU, (
         'Whether a row could not be remapped.')),
-    _Q.LINK_UP: Metric('nvlink_up', (*_GPU, 'link'), (
+    Metric('nvlink_up', (*_GPU, 'link'), (
         'Whether the NVLink is active.')),
-    _Q.LINK_ERRORS: _counter('nvlink_errors', (*_GPU, 'error'), (
+    _counter('nvlink_errors', (*_GPU, 'error'), (
         'Errors of all NVLinks of the GPU.')),
-    _Q.PCIE_SENT: _counter('pcie_transmitted_bytes', _GPU, (
+    _counter('pcie_transmitted_bytes', _GPU, (
         'Bytes that the GPU sent over PCIe. The counter of the driver '
         'wraps.')),
-    _Q.PCIE_RECEIVED: _counter('pcie_received_bytes', _GPU, (
+    _counter('pcie_received_bytes', _GPU, (
         'Bytes that the GPU received over PCIe. The counter of the driver '
         'wraps.')),
-    _Q.PCIE_REPLAYS: _counter('pcie_replays', _GPU, (
+    _counter('pcie_replays', _GPU, (
         'PCIe packets that were sent again.')),
-    _Q.INSTANCE_MEMORY: Metric('instance_memory_bytes', _INSTANCE, (
+    Metric('instance_memory_bytes', _INSTANCE, (
         'Memory of a GPU instance that has a compute instance.')),
-    _Q.INSTANCE_MEMORY_USED: Metric('instance_memory_used_bytes', _INSTANCE, (
+    Metric('instance_memory_used_bytes', _INSTANCE, (
         'Memory of a GPU instance that is in use or reserved by the driver.')),
-    _Q.INSTANCE_UTILIZATION: Metric('instance_utilization_ratio', _INSTANCE, (
+    Metric('instance_utilization_ratio', _INSTANCE, (
         'Share of the time in which a GPU instance was busy since the '
         'previous sample (NVML, GPM). Hopper or newer.')),
-    _Q.INSTANCE_SM_UTILIZATION: Metric(
+    Metric(
         'instance_sm_utilization_ratio', _INSTANCE,
         'Share of the SMs of a GPU instance that were busy. Hopper or newer.'),
-    _Q.INSTANCE_TENSOR_UTILIZATION: Metric(
+    Metric(
         'instance_tensor_utilization_ratio', _INSTANCE,
         'Share of the time in which the SMs of a GPU instance did tensor '
         'operations. Hopper or newer.'),
-    _Q.INSTANCE_BANDWIDTH_UTILIZATION: Metric(
+    Metric(
         'instance_memory_bandwidth_ratio', _INSTANCE,
         'Share of the memory bandwidth of a GPU instance that was used. '
         'Hopper or newer.'),
-    _Q.VGPU_UTILIZATION: Metric('vgpu_utilization_ratio', _VGPU, (
+    Metric('vgpu_utilization_ratio', _VGPU, (
         'Share of the time in which a vGPU ran kernels on the GPU.')),
-    _Q.VGPU_MEMORY_UTILIZATION: Metric(
+    Metric(
         'vgpu_memory_utilization_ratio', _VGPU,
         "Share of the time in which a vGPU read or wrote the GPU's memory."),
-    _Q.VGPU_ENCODER_UTILIZATION: Metric(
+    Metric(
         'vgpu_encoder_utilization_ratio', _VGPU,
         'Share of the time in which a vGPU used the video encoder.'),
-    _Q.VGPU_DECODER_UTILIZATION: Metric(
+    Metric(
         'vgpu_decoder_utilization_ratio', _VGPU,
         'Share of the time in which a vGPU used the video decoder.'),
-    _Q.VGPU_FRAMEBUFFER_USED: Metric('vgpu_framebuffer_used_bytes', _VGPU, (
+    Metric('vgpu_framebuffer_used_bytes', _VGPU, (
         'Framebuffer of a vGPU that is in use by its server.')),
-}
-"""The metrics with ``--nvml``. Those that a GPU does not support are left
-out."""
+)}
+"""The metrics with ``--nvml``, by name. Those that a GPU does not support are
+left out."""
 
 METRICS = (
     INFO, ASSIGNMENT, ASSIGNED, TIME, CAPACITY, IN_USE, RESERVED, OPEN,

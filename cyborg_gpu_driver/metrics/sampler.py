@@ -32,7 +32,6 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import telemetry as nvml_telemetry
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.snapshot import telemetry
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import store
 
@@ -53,7 +52,7 @@ class Gpu:
     """What is known about one GPU."""
 
     uuid: str = ''
-    values: tuple[telemetry.Value, ...] = ()
+    values: tuple[nvml_telemetry.Value, ...] = ()
     """The values of its latest sample."""
     taken: float | None = None
     """When the query began that the GPU answered last, on the monotonic

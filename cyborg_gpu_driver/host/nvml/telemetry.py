@@ -24,40 +24,34 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.snapshot import telemetry
-
-Quantity = telemetry.Quantity
-Value = telemetry.Value
 
 _LEFT_OUT = gate.ABSENT | {'NO_PERMISSION'}
 """nvml.h on nvmlDeviceGetMemoryInfo: in MIG mode it answers for the GPU "only
 if the caller has appropriate privileges"."""
 _NOW_AND_THEN = frozenset({'NO_DATA', 'NOT_FOUND', 'NOT_READY'})
-_EACH = frozenset({'nvmlDeviceGetClockInfo', 'nvmlDeviceGetNvLinkState'})
-"""Calls that may be supported for one number and not for another."""
 _MILLI = 1e-3
 _MEGA = 1e6
 _PERCENT = 1e-2
 
 FIELDS = {
-    pynvml.NVML_FI_DEV_MEMORY_TEMP: (Quantity.MEMORY_TEMPERATURE, 1, ()),
+    pynvml.NVML_FI_DEV_MEMORY_TEMP: ('memory_temperature_celsius', 1, ()),
     pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
-        (Quantity.ENERGY, _MILLI, ()),
+        ('energy_joules', _MILLI, ()),
     pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL:
-        (Quantity.ECC_ERRORS, 1, ('corrected',)),
+        ('ecc_errors', 1, ('corrected',)),
     pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL:
-        (Quantity.ECC_ERRORS, 1, ('uncorrected',)),
+        ('ecc_errors', 1, ('uncorrected',)),
     pynvml.NVML_FI_DEV_REMAPPED_COR:
-        (Quantity.REMAPPED_ROWS, 1, ('correctable',)),
+        ('remapped_rows', 1, ('correctable',)),
     pynvml.NVML_FI_DEV_REMAPPED_UNC:
-        (Quantity.REMAPPED_ROWS, 1, ('uncorrectable',)),
-    pynvml.NVML_FI_DEV_REMAPPED_PENDING: (Quantity.REMAP_PENDING, 1, ()),
-    pynvml.NVML_FI_DEV_REMAPPED_FAILURE: (Quantity.REMAP_FAILED, 1, ()),
-    pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: (Quantity.PCIE_REPLAYS, 1, ()),
-    pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES: (Quantity.PCIE_SENT, 1, ()),
-    pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES: (Quantity.PCIE_RECEIVED, 1, ()),
+        ('remapped_rows', 1, ('uncorrectable',)),
+    pynvml.NVML_FI_DEV_REMAPPED_PENDING: ('row_remap_pending', 1, ()),
+    pynvml.NVML_FI_DEV_REMAPPED_FAILURE: ('row_remap_failed', 1, ()),
+    pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: ('pcie_replays', 1, ()),
+    pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES: ('pcie_transmitted_bytes', 1, ()),
+    pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES: ('pcie_received_bytes', 1, ()),
 }
-"""Quantity, factor and labels by field (nvml.h, "Field Identifiers"). The
+"""Metric, factor and labels by field (nvml.h, "Field Identifiers"). The
 default metrics of dcgm-exporter come from the same fields
 (etc/default-counters.csv of NVIDIA/dcgm-exporter)."""
 LINK_SUMS = {
@@ -88,18 +82,37 @@ _VALUES = {
 }
 """Member of nvmlValue_t by nvmlValueType_t."""
 _GPM = {
-    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: Quantity.INSTANCE_UTILIZATION,
-    pynvml.NVML_GPM_METRIC_SM_UTIL: Quantity.INSTANCE_SM_UTILIZATION,
+    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: 'instance_utilization_ratio',
+    pynvml.NVML_GPM_METRIC_SM_UTIL: 'instance_sm_utilization_ratio',
     pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL:
-        Quantity.INSTANCE_TENSOR_UTILIZATION,
+        'instance_tensor_utilization_ratio',
     pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL:
-        Quantity.INSTANCE_BANDWIDTH_UTILIZATION,
+        'instance_memory_bandwidth_ratio',
 }
-"""Quantity by metric, in percent (nvml.h, nvmlGpmMetricId_t)."""
-_VGPU_PERCENTS = {'smUtil': Quantity.VGPU_UTILIZATION,
-                  'memUtil': Quantity.VGPU_MEMORY_UTILIZATION,
-                  'encUtil': Quantity.VGPU_ENCODER_UTILIZATION,
-                  'decUtil': Quantity.VGPU_DECODER_UTILIZATION}
+"""Our metric by that of NVML, in percent (nvml.h, nvmlGpmMetricId_t)."""
+_VGPU_PERCENTS = {'smUtil': 'vgpu_utilization_ratio',
+                  'memUtil': 'vgpu_memory_utilization_ratio',
+                  'encUtil': 'vgpu_encoder_utilization_ratio',
+                  'decUtil': 'vgpu_decoder_utilization_ratio'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """One value, with labels for the part of the GPU that it concerns."""
+
+    metric: str
+    """Name of the metric, as :mod:`cyborg_gpu_driver.metrics.definitions` has
+    it."""
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The metrics of one GPU, without those that it does not support."""
+
+    uuid: str
+    values: tuple[Value, ...] = ()
 
 
 @dataclasses.dataclass
@@ -113,8 +126,6 @@ class _Known:
     """Number of NVLinks of the GPU."""
     mig_devices: int = 0
     """Maximum number of MIG devices."""
-    absent: set[str] = dataclasses.field(default_factory=set)
-    """Calls that this GPU does not support, some with their number."""
     last: int = 0
     """The driver's timestamp of the last vGPU sample, in microseconds."""
     samples: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
@@ -130,7 +141,7 @@ class TelemetryReader:
         self._nvml = nvml
         self._known: dict[model.PciAddress, _Known] = {}
 
-    def read(self, address: model.PciAddress) -> telemetry.Sample | None:
+    def read(self, address: model.PciAddress) -> Sample | None:
         """Read the metrics of a GPU; None if NVML cannot be opened."""
         with self._nvml.kept(0), self._nvml.about(address):
             if self._nvml.problem() is not None:
@@ -143,7 +154,7 @@ class TelemetryReader:
                 self._known.pop(address, None)
                 raise
 
-    def _read(self, address: model.PciAddress) -> telemetry.Sample:
+    def _read(self, address: model.PciAddress) -> Sample:
         device = self._nvml.device(address)
         mode = self._nvml.optional('nvmlDeviceGetMigMode', device)
         valid = (self._nvml.generation, bool(mode and mode[0]))
@@ -151,16 +162,16 @@ class TelemetryReader:
         if known is None or known.valid != valid:
             known = self._first(device, valid)
             self._known[address] = known
-        asked = _Questions(self._nvml, known)
-        vgpus = tuple(_vgpus(asked, device))
-        board = (*_board(asked, device), *_fields(asked, device))
-        instances = tuple(_instances(asked, device))
-        numbers = {int(value.labels[0]) for value in instances} | {
-            vgpu.instance_id for vgpu in vgpus if vgpu.instance_id is not None}
-        return telemetry.Sample(known.uuid, (
-            *board, *instances,
-            *_instance_utilization(asked, device, sorted(numbers)),
-            *_vgpu_values(asked, device, vgpus)), vgpus)
+        nvml = self._nvml
+        vgpus = _vgpus(nvml, device)
+        instances = tuple(_instances(nvml, device, known))
+        numbers = {int(labels[0]) for labels in (
+            *vgpus.values(), *(value.labels for value in instances))
+            if labels[0]}
+        return Sample(known.uuid, (
+            *_board(nvml, device), *_fields(nvml, device, known), *instances,
+            *_instance_utilization(nvml, device, known, sorted(numbers)),
+            *_vgpu_values(nvml, device, known, vgpus)))
 
     def _first(self, device: Any, valid: tuple[int, bool]) -> _Known:
         field = pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT
@@ -172,75 +183,64 @@ class TelemetryReader:
             int(links.get((field, 0), 0)), (count or 0) if valid[1] else 0)
 
 
-class _Questions:
-    """Makes calls about one GPU, and does not repeat unsupported ones."""
-
-    def __init__(self, nvml: nvml_module.NvmlSession, known: _Known):
-        self.nvml = nvml
-        self.known = known
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Return the answer of a call; None if there is none."""
-        key = f'{name} {arguments[1]}' if name in _EACH else name
-        if key in self.known.absent:
+def _ask(nvml: nvml_module.NvmlSession, name: str, *arguments: Any) -> Any:
+    """Return the answer of a call; None if there is none."""
+    try:
+        return nvml.call(name, *arguments)
+    except exception.NvmlError as error:
+        if error.symbol in _LEFT_OUT | _NOW_AND_THEN:
             return None
-        try:
-            return self.nvml.call(name, *arguments)
-        except exception.NvmlError as error:
-            if error.symbol in _LEFT_OUT:
-                self.known.absent.add(key)
-            elif error.symbol not in _NOW_AND_THEN:
-                raise
-            return None
+        raise
 
 
-def _board(asked: _Questions, device: Any) -> Iterator[Value]:
+def _board(nvml: nvml_module.NvmlSession, device: Any) -> Iterator[Value]:
     """Yield the values that have a call of their own."""
-    rates = asked.ask('nvmlDeviceGetUtilizationRates', device)
+    rates = _ask(nvml, 'nvmlDeviceGetUtilizationRates', device)
     if rates is not None:
-        yield Value(Quantity.UTILIZATION, rates.gpu * _PERCENT)
-        yield Value(Quantity.MEMORY_UTILIZATION, rates.memory * _PERCENT)
-    memory = asked.ask('nvmlDeviceGetMemoryInfo', device)
+        yield Value('utilization_ratio', rates.gpu * _PERCENT)
+        yield Value('memory_utilization_ratio', rates.memory * _PERCENT)
+    memory = _ask(nvml, 'nvmlDeviceGetMemoryInfo', device)
     if memory is not None:
-        yield Value(Quantity.MEMORY, memory.total)
-        yield Value(Quantity.MEMORY_USED, memory.used)
-    for quantity, factor, labels, name, *arguments in (
-            (Quantity.TEMPERATURE, 1, (), 'nvmlDeviceGetTemperature',
+        yield Value('memory_bytes', memory.total)
+        yield Value('memory_used_bytes', memory.used)
+    for metric, factor, labels, name, *arguments in (
+            ('temperature_celsius', 1, (), 'nvmlDeviceGetTemperature',
              pynvml.NVML_TEMPERATURE_GPU),
-            (Quantity.POWER, _MILLI, (), 'nvmlDeviceGetPowerUsage'),
-            (Quantity.POWER_LIMIT, _MILLI, (),
+            ('power_watts', _MILLI, (), 'nvmlDeviceGetPowerUsage'),
+            ('power_limit_watts', _MILLI, (),
              'nvmlDeviceGetEnforcedPowerLimit'),
-            (Quantity.CLOCK, _MEGA, ('sm',), 'nvmlDeviceGetClockInfo',
+            ('clock_hertz', _MEGA, ('sm',), 'nvmlDeviceGetClockInfo',
              pynvml.NVML_CLOCK_SM),
-            (Quantity.CLOCK, _MEGA, ('memory',), 'nvmlDeviceGetClockInfo',
+            ('clock_hertz', _MEGA, ('memory',), 'nvmlDeviceGetClockInfo',
              pynvml.NVML_CLOCK_MEM)):
-        found = asked.ask(name, device, *arguments)
+        found = _ask(nvml, name, device, *arguments)
         if found is not None:
-            yield Value(quantity, found * factor, labels)
+            yield Value(metric, found * factor, labels)
 
 
-def _fields(asked: _Questions, device: Any) -> Iterator[Value]:
+def _fields(nvml: nvml_module.NvmlSession, device: Any,
+            known: _Known) -> Iterator[Value]:
     """Yield the values of nvmlDeviceGetFieldValues, and of NVLinks."""
-    links = range(asked.known.links)
+    links = range(known.links)
     wanted = [*FIELDS]
     if links:
         wanted += LINK_SUMS
         wanted += ((field, link) for link in links
                    for field in (_LINK_STATE, *_PER_LINK))
-    found = _answered(asked.ask('nvmlDeviceGetFieldValues', device, wanted)
-                      or ())
-    for field, (quantity, factor, labels) in FIELDS.items():
+    found = _answered(
+        _ask(nvml, 'nvmlDeviceGetFieldValues', device, wanted) or ())
+    for field, (metric, factor, labels) in FIELDS.items():
         if (field, 0) in found:
-            yield Value(quantity, found[field, 0] * factor, labels)
+            yield Value(metric, found[field, 0] * factor, labels)
     for kind, count in _link_errors(found).items():
-        yield Value(Quantity.LINK_ERRORS, count, (kind,))
+        yield Value('nvlink_errors', count, (kind,))
     for link in links:
         state = found.get((_LINK_STATE, link))
         if state is None:
-            state = asked.ask('nvmlDeviceGetNvLinkState', device, link)
+            state = _ask(nvml, 'nvmlDeviceGetNvLinkState', device, link)
         if state is not None:
             # Neither inactive nor asleep (NVML_NVLINK_STATE_SLEEP).
-            yield Value(Quantity.LINK_UP, float(state == 1), (str(link),))
+            yield Value('nvlink_up', float(state == 1), (str(link),))
 
 
 def _link_errors(found: Mapping[tuple[int, int], float]) -> dict[str, float]:
@@ -264,23 +264,24 @@ def _answered(fields: Iterable[Any]) -> dict[tuple[int, int], float]:
             and field.valueType in _VALUES}
 
 
-def _instances(asked: _Questions, device: Any) -> Iterator[Value]:
+def _instances(nvml: nvml_module.NvmlSession, device: Any,
+               known: _Known) -> Iterator[Value]:
     """Yield the memory of each GPU instance that has a MIG device.
 
     A MIG device is a compute instance; its memory is that of the GPU
     instance, which all its compute instances share (MIG user guide).
     """
     seen = set()
-    for index in range(asked.known.mig_devices):
+    for index in range(known.mig_devices):
         # Failures are not remembered, because MIG devices come and go.
         try:
-            mig = asked.nvml.call('nvmlDeviceGetMigDeviceHandleByIndex',
-                                  device, index)
-            number = asked.nvml.call('nvmlDeviceGetGpuInstanceId', mig)
+            mig = nvml.call('nvmlDeviceGetMigDeviceHandleByIndex', device,
+                            index)
+            number = nvml.call('nvmlDeviceGetGpuInstanceId', mig)
             if number in seen:
                 continue
             seen.add(number)
-            memory = asked.nvml.call('nvmlDeviceGetMemoryInfo', mig)
+            memory = nvml.call('nvmlDeviceGetMemoryInfo', mig)
         except exception.NvmlError as error:
             # INVALID_ARGUMENT: the device went away between two calls.
             if error.symbol in {*_LEFT_OUT, *_NOW_AND_THEN,
@@ -288,12 +289,13 @@ def _instances(asked: _Questions, device: Any) -> Iterator[Value]:
                 continue
             raise
         labels = (str(number),)
-        yield Value(Quantity.INSTANCE_MEMORY, memory.total, labels)
-        yield Value(Quantity.INSTANCE_MEMORY_USED, memory.used, labels)
+        yield Value('instance_memory_bytes', memory.total, labels)
+        yield Value('instance_memory_used_bytes', memory.used, labels)
 
 
-def _instance_utilization(asked: _Questions, device: Any,
-                          numbers: Collection[int]) -> Iterator[Value]:
+def _instance_utilization(nvml: nvml_module.NvmlSession, device: Any,
+                          known: _Known, numbers: Collection[int]
+                          ) -> Iterator[Value]:
     """Yield how busy GPU instances were since the previous reading.
 
     NVML has this per GPU instance "for Hopper or newer", and calculates it
@@ -301,40 +303,38 @@ def _instance_utilization(asked: _Questions, device: Any,
     The older one is from the previous reading, so the first reading of an
     instance has no values.
     """
-    samples = asked.known.samples
+    samples = known.samples
     for number in {*samples} - {*numbers}:
-        _free(asked, samples.pop(number))
+        _free(nvml, samples.pop(number))
     for number in numbers:
         pair = samples.setdefault(number, [])
         try:
-            if _takes_sample(asked, device, number, pair):
+            if _takes_sample(nvml, device, number, pair):
                 if len(pair) == 2:
-                    yield from _busy(asked, number, pair)
+                    yield from _busy(nvml, number, pair)
                 continue
         except exception.NvmlError as error:
             # The instance went away meanwhile.
             if error.symbol != 'INVALID_ARGUMENT':
                 raise
-        _free(asked, samples.pop(number))
+        _free(nvml, samples.pop(number))
 
 
-def _takes_sample(asked: _Questions, device: Any, number: int,
+def _takes_sample(nvml: nvml_module.NvmlSession, device: Any, number: int,
                   pair: list[Any]) -> bool:
     """Put a new sample of an instance at the end of its samples."""
-    if 'nvmlGpmMigSampleGet' in asked.known.absent:
-        return False
     if len(pair) == 2:
         pair.reverse()
     else:
-        new = asked.ask('nvmlGpmSampleAlloc')
+        new = _ask(nvml, 'nvmlGpmSampleAlloc')
         if new is None:
             return False
         pair.append(new)
-    return asked.ask('nvmlGpmMigSampleGet', device, number,
-                     pair[-1]) is not None
+    return _ask(nvml, 'nvmlGpmMigSampleGet', device, number,
+                pair[-1]) is not None
 
 
-def _busy(asked: _Questions, number: int, pair: list[Any]
+def _busy(nvml: nvml_module.NvmlSession, number: int, pair: list[Any]
           ) -> Iterator[Value]:
     wanted = pynvml.c_nvmlGpmMetricsGet_t()
     wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
@@ -342,7 +342,7 @@ def _busy(asked: _Questions, number: int, pair: list[Any]
     wanted.numMetrics = len(_GPM)
     for item, metric in zip(wanted.metrics, _GPM, strict=False):
         item.metricId = metric
-    if asked.ask('nvmlGpmMetricsGet', wanted) is None:
+    if _ask(nvml, 'nvmlGpmMetricsGet', wanted) is None:
         return
     for item in wanted.metrics[:len(_GPM)]:
         if item.nvmlReturn == pynvml.NVML_SUCCESS and item.value >= 0:
@@ -350,41 +350,45 @@ def _busy(asked: _Questions, number: int, pair: list[Any]
                         (str(number),))
 
 
-def _free(asked: _Questions, samples: Iterable[Any]) -> None:
+def _free(nvml: nvml_module.NvmlSession, samples: Iterable[Any]) -> None:
     for sample in samples:
-        asked.ask('nvmlGpmSampleFree', sample)
+        _ask(nvml, 'nvmlGpmSampleFree', sample)
 
 
-def _vgpus(asked: _Questions, device: Any) -> Iterator[telemetry.Vgpu]:
-    """Yield the vGPUs that guests run. NVML knows no others."""
-    for vgpu in asked.ask('nvmlDeviceGetActiveVgpus', device) or ():
-        mdev = asked.ask('nvmlVgpuInstanceGetMdevUUID', vgpu)
-        yield telemetry.Vgpu(
-            vgpu, _uuid(mdev), _server(asked.ask('nvmlVgpuInstanceGetVmID',
-                                                 vgpu)),
-            gate.known(asked.ask('nvmlVgpuInstanceGetGpuInstanceId',
-                                 vgpu)))
+def _vgpus(nvml: nvml_module.NvmlSession, device: Any
+           ) -> dict[int, tuple[str, ...]]:
+    """Return the vGPUs that guests run. NVML knows no others.
+
+    :returns: by NVML's number: GPU instance, the number, mdev and server.
+    """
+    found = {}
+    for vgpu in _ask(nvml, 'nvmlDeviceGetActiveVgpus', device) or ():
+        instance = gate.known(_ask(
+            nvml, 'nvmlVgpuInstanceGetGpuInstanceId', vgpu))
+        found[vgpu] = (
+            '' if instance is None else str(instance), str(vgpu),
+            _uuid(_ask(nvml, 'nvmlVgpuInstanceGetMdevUUID', vgpu)),
+            _server(_ask(nvml, 'nvmlVgpuInstanceGetVmID', vgpu)))
+    return found
 
 
-def _vgpu_values(asked: _Questions, device: Any,
-                 vgpus: tuple[telemetry.Vgpu, ...]) -> Iterator[Value]:
+def _vgpu_values(nvml: nvml_module.NvmlSession, device: Any, known: _Known,
+                 vgpus: Mapping[int, tuple[str, ...]]) -> Iterator[Value]:
     if not vgpus:
         return
-    labels = {vgpu.vgpu_id: vgpu.labels for vgpu in vgpus}
-    for vgpu in vgpus:
-        used = asked.ask('nvmlVgpuInstanceGetFbUsage', vgpu.vgpu_id)
+    for vgpu, labels in vgpus.items():
+        used = _ask(nvml, 'nvmlVgpuInstanceGetFbUsage', vgpu)
         if used is not None:
-            yield Value(Quantity.VGPU_FRAMEBUFFER_USED, used, vgpu.labels)
+            yield Value('vgpu_framebuffer_used_bytes', used, labels)
     # The samples since the last call.
-    for sample in asked.ask('nvmlDeviceGetVgpuUtilization', device,
-                            asked.known.last) or ():
-        asked.known.last = max(asked.known.last, sample.timeStamp)
-        if sample.vgpuInstance not in labels:
+    for sample in _ask(nvml, 'nvmlDeviceGetVgpuUtilization', device,
+                       known.last) or ():
+        known.last = max(known.last, sample.timeStamp)
+        if sample.vgpuInstance not in vgpus:
             continue
-        for member, quantity in _VGPU_PERCENTS.items():
-            yield Value(quantity,
-                        getattr(sample, member).uiVal * _PERCENT,
-                        labels[sample.vgpuInstance])
+        for member, metric in _VGPU_PERCENTS.items():
+            yield Value(metric, getattr(sample, member).uiVal * _PERCENT,
+                        vgpus[sample.vgpuInstance])
 
 
 def _server(answer: tuple[Any, int] | None) -> str:

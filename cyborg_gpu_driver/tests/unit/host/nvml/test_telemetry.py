@@ -6,11 +6,9 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import telemetry as nvml_telemetry
-from cyborg_gpu_driver.host.snapshot import telemetry
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.tests.unit.host import base
 
-Q = telemetry.Quantity
 _SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
 _MDEV = '4b20d080-1b54-4048-85b3-a6a62d165c01'
 _GIB = 1 << 30
@@ -35,11 +33,13 @@ class _Case(base.SimulatedTestCase):
         return made.instance_id
 
     def values(self, address=None):
-        """Values by quantity and labels."""
+        """Values by metric and labels."""
         found = self.sample(address).values
+        self.assertLessEqual({item.metric for item in found},
+                             set(definitions.HARDWARE))
         self.assertEqual(len(found), len({
-            (item.quantity, item.labels) for item in found}))
-        return {(item.quantity, *item.labels): item.value for item in found}
+            (item.metric, item.labels) for item in found}))
+        return {(item.metric, *item.labels): item.value for item in found}
 
 
 class HopperTest(_Case):
@@ -60,34 +60,33 @@ class HopperTest(_Case):
             links_down=[17])
         found = self.values()
         self.assertEqual(
-            {(Q.UTILIZATION,): 0.87, (Q.MEMORY_UTILIZATION,): 0.4,
-             (Q.TEMPERATURE,): 64, (Q.MEMORY_TEMPERATURE,): 64,
-             (Q.POWER_LIMIT,): 700.0, (Q.ENERGY,): 1.5,
-             (Q.MEMORY,): 81559 << 20,
-             (Q.CLOCK, 'sm'): 1.41e9, (Q.CLOCK, 'memory'): 1.593e9,
-             (Q.ECC_ERRORS, 'corrected'): 0,
-             (Q.ECC_ERRORS, 'uncorrected'): 2,
-             (Q.REMAPPED_ROWS, 'correctable'): 3,
-             (Q.REMAPPED_ROWS, 'uncorrectable'): 1,
-             (Q.REMAP_PENDING,): 1, (Q.REMAP_FAILED,): 0,
-             (Q.PCIE_SENT,): 7 * _GIB, (Q.PCIE_RECEIVED,): 5,
-             (Q.PCIE_REPLAYS,): 4, (Q.LINK_ERRORS, 'recovery'): 6,
-             (Q.LINK_ERRORS, 'replay'): 0, (Q.LINK_ERRORS, 'crc'): 0,
-             (Q.LINK_UP, '0'): 1, (Q.LINK_UP, '17'): 0},
+            {('utilization_ratio',): 0.87, ('memory_utilization_ratio',): 0.4,
+             ('temperature_celsius',): 64, ('memory_temperature_celsius',): 64,
+             ('power_limit_watts',): 700.0, ('energy_joules',): 1.5,
+             ('memory_bytes',): 81559 << 20,
+             ('clock_hertz', 'sm'): 1.41e9, ('clock_hertz', 'memory'): 1.593e9,
+             ('ecc_errors', 'corrected'): 0,
+             ('ecc_errors', 'uncorrected'): 2,
+             ('remapped_rows', 'correctable'): 3,
+             ('remapped_rows', 'uncorrectable'): 1,
+             ('row_remap_pending',): 1, ('row_remap_failed',): 0,
+             ('pcie_transmitted_bytes',): 7 * _GIB,
+             ('pcie_received_bytes',): 5,
+             ('pcie_replays',): 4, ('nvlink_errors', 'recovery'): 6,
+             ('nvlink_errors', 'replay'): 0, ('nvlink_errors', 'crc'): 0,
+             ('nvlink_up', '0'): 1, ('nvlink_up', '17'): 0},
             {key: round(value, 9) for key, value in found.items()
-             if key[0] not in (Q.LINK_UP, Q.POWER, Q.MEMORY_USED)
+             if key[0] not in ('nvlink_up', 'power_watts', 'memory_used_bytes')
              or key[1:] in (('0',), ('17',))})
-        self.assertEqual(18, sum(key[0] is Q.LINK_UP for key in found))
+        self.assertEqual(18, sum(key[0] == 'nvlink_up' for key in found))
 
     def test_what_there_is_not_is_left_out(self):
         self.machine.change_gpu(str(self.first), ecc_modes=[False] * 2)
         self.machine.faults.fail('nvmlDeviceGetPowerUsage',
                                  pynvml.NVML_ERROR_NOT_SUPPORTED)
         found = {key[0] for key in self.values()}
-        self.assertFalse({Q.ECC_ERRORS, Q.POWER, Q.INSTANCE_MEMORY} & found)
-        self.calls()
-        self.values()
-        self.assertNotIn('nvmlDeviceGetPowerUsage', self.calls())
+        self.assertFalse({'ecc_errors', 'power_watts',
+                          'instance_memory_bytes'} & found)
 
 
 class MigTest(_Case):
@@ -100,41 +99,38 @@ class MigTest(_Case):
     def test_instances_have_memory_and_the_gpu_no_utilization(self):
         found = self.values()
         memory = {key[1]: value for key, value in found.items()
-                  if key[0] is Q.INSTANCE_MEMORY}
+                  if key[0] == 'instance_memory_bytes'}
         ids = {str(item.instance_id) for item in self.nvml.gpu_instances(
             self.device(), 19)}
         self.assertEqual(dict.fromkeys(ids, 9856 << 20), memory)
         # GPUs before Hopper have no utilization of instances either.
         found |= self.values()
-        self.assertFalse({Q.UTILIZATION, Q.MEMORY_UTILIZATION,
-                          Q.INSTANCE_UTILIZATION, Q.REMAPPED_ROWS}
+        self.assertFalse({'utilization_ratio', 'memory_utilization_ratio',
+                          'instance_utilization_ratio', 'remapped_rows'}
                          & {key[0] for key in found})
-        self.calls()
-        self.values()
-        self.assertNotIn('nvmlGpmMigSampleGet', self.calls())
         # Before Hopper, NVML returns the sum of the links' errors, and the
         # state of each link in a call of its own.
-        self.assertEqual(0, found[Q.LINK_ERRORS, 'crc_flit'])
-        self.assertEqual(1, found[Q.LINK_UP, '0'])
+        self.assertEqual(0, found['nvlink_errors', 'crc_flit'])
+        self.assertEqual(1, found['nvlink_up', '0'])
 
     def test_what_this_user_may_not_see_is_left_out(self):
         self.machine.faults.fail('nvmlDeviceGetMemoryInfo',
                                  pynvml.NVML_ERROR_NO_PERMISSION, times=1)
         found = {key[0] for key in self.values()}
-        self.assertNotIn(Q.MEMORY, found)
-        self.assertIn(Q.INSTANCE_MEMORY, found)
+        self.assertNotIn('memory_bytes', found)
+        self.assertIn('instance_memory_bytes', found)
 
     def test_an_instance_that_goes_away_meanwhile(self):
         self.machine.faults.fail('nvmlDeviceGetGpuInstanceId',
                                  pynvml.NVML_ERROR_INVALID_ARGUMENT, times=1)
-        self.assertEqual(1, sum(key[0] is Q.INSTANCE_MEMORY
+        self.assertEqual(1, sum(key[0] == 'instance_memory_bytes'
                                 for key in self.values()))
 
     def test_a_reset_ends_a_handle_and_the_next_sample_has_another(self):
         self.values()
         self.machine.sriov_manage(str(self.first), enable=False)
         self.assertRaises(exception.NvmlError, self.sample)
-        self.assertIn((Q.TEMPERATURE,), self.values())
+        self.assertIn(('temperature_celsius',), self.values())
 
 
 class InstanceUtilizationTest(_Case):
@@ -143,24 +139,24 @@ class InstanceUtilizationTest(_Case):
     PERCENTS = (90, 80, 30, 25)
 
     def busy(self):
-        return {(item.quantity, *map(int, item.labels)): item.value
+        return {(item.metric, *map(int, item.labels)): item.value
                 for item in self.sample().values
-                if item.quantity in definitions.HARDWARE
-                and item.quantity.name.endswith('UTILIZATION')}
+                if item.metric.startswith('instance')
+                and item.metric.endswith('ratio')}
 
     def test_since_the_previous_reading(self):
         one, two = self.make(), self.make()
         self.assertEqual({}, self.busy())
         self.machine.work_instance(str(self.first), one, self.PERCENTS)
         self.assertEqual(
-            {(Q.INSTANCE_UTILIZATION, one): 0.9,
-             (Q.INSTANCE_SM_UTILIZATION, one): 0.8,
-             (Q.INSTANCE_TENSOR_UTILIZATION, one): 0.3,
-             (Q.INSTANCE_BANDWIDTH_UTILIZATION, one): 0.25,
-             (Q.INSTANCE_UTILIZATION, two): 0,
-             (Q.INSTANCE_SM_UTILIZATION, two): 0,
-             (Q.INSTANCE_TENSOR_UTILIZATION, two): 0,
-             (Q.INSTANCE_BANDWIDTH_UTILIZATION, two): 0},
+            {('instance_utilization_ratio', one): 0.9,
+             ('instance_sm_utilization_ratio', one): 0.8,
+             ('instance_tensor_utilization_ratio', one): 0.3,
+             ('instance_memory_bandwidth_ratio', one): 0.25,
+             ('instance_utilization_ratio', two): 0,
+             ('instance_sm_utilization_ratio', two): 0,
+             ('instance_tensor_utilization_ratio', two): 0,
+             ('instance_memory_bandwidth_ratio', two): 0},
             {key: round(value, 9) for key, value in self.busy().items()})
         self.calls()
         self.busy()
@@ -204,25 +200,28 @@ class VgpuTest(_Case):
         self.machine.start_guest(_MDEV, vm)
         self.machine.work_vgpu(_MDEV, 5000, (50, 25, 0, 10))
 
+    def busy(self, labels=None):
+        """Values of vGPUs; ``labels`` are those without NVML's number."""
+        return {item.metric: item.value for item in self.sample().values
+                if item.metric.startswith('vgpu') and labels in (
+                    None, (item.labels[0], *item.labels[2:]))}
+
     def test_a_vgpu_of_a_server(self):
-        self.assertEqual((), self.sample().vgpus)
+        self.assertEqual({}, self.busy())
         self.start(_SERVER)
-        sample = self.sample()
-        (vgpu,) = sample.vgpus
-        self.assertEqual((_MDEV, _SERVER, None),
-                         (vgpu.mdev, vgpu.server, vgpu.instance_id))
         self.assertEqual(
-            {Q.VGPU_UTILIZATION: 0.5, Q.VGPU_MEMORY_UTILIZATION: 0.25,
-             Q.VGPU_ENCODER_UTILIZATION: 0, Q.VGPU_DECODER_UTILIZATION: 0.1,
+            {'vgpu_utilization_ratio': 0.5,
+             'vgpu_memory_utilization_ratio': 0.25,
+             'vgpu_encoder_utilization_ratio': 0,
+             'vgpu_decoder_utilization_ratio': 0.1,
              # More than 4 GiB, which the function of pynvml cannot return.
-             Q.VGPU_FRAMEBUFFER_USED: 5000 << 20},
-            {item.quantity: item.value for item in sample.values
-             if item.labels == vgpu.labels})
+             'vgpu_framebuffer_used_bytes': 5000 << 20},
+            self.busy(('', _MDEV, _SERVER)))
         self.machine.stop_guest(_MDEV)
-        self.assertEqual((), self.sample().vgpus)
+        self.assertEqual({}, self.busy())
 
     def test_a_hypervisor_that_knows_no_uuid(self):
         for name in ('12', '../../etc'):
             self.start(name)
-            self.assertEqual('', self.sample().vgpus[0].server)
+            self.assertEqual(5, len(self.busy(('', _MDEV, ''))))
             self.machine.stop_guest(_MDEV)

@@ -47,10 +47,8 @@ class AskTest(UtilizationCase):
                          urllib.parse.parse_qs(parts.query))
 
     def test_it_names_metrics_of_the_exporter(self):
-        quantities = definitions.telemetry.Quantity
-        for quantity in (quantities.UTILIZATION, quantities.VGPU_UTILIZATION,
-                         quantities.INSTANCE_UTILIZATION):
-            metric = definitions.HARDWARE[quantity]
+        for part in ('', 'vgpu_', 'instance_'):
+            metric = definitions.HARDWARE[f'{part}utilization_ratio']
             self.assertIn(f'({metric.full_name}[', utilization.QUERY)
             self.assertLessEqual({'Hostname', 'address'}, set(metric.labels))
 
