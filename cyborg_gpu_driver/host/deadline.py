@@ -374,30 +374,33 @@ class Repeated:
         self._name = name
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self.is_stopping = False
+        """Whether the thread is to end; a long call looks at it."""
         self._said = log_once.LogOnce()
 
     def start(self) -> None:
         """Start the thread, or a new one if it has died."""
-        self._stopping = False
+        self.is_stopping = False
         self._thread = ensure_thread(self._thread, self._run, self._name)
 
     def ask(self) -> None:
         """Make the next call at once."""
         self._wake.set()
 
-    def stop(self) -> None:
-        """End the thread; a call that does not end keeps it."""
-        self._stopping = True
+    def stop(self) -> bool:
+        """End the thread, and return whether it has ended."""
+        self.is_stopping = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
+        if self._thread is None:
+            return True
+        self._thread.join(_STOP_SECONDS)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
             self._wake.wait(self._seconds)
             self._wake.clear()
-            if self._stopping:
+            if self.is_stopping:
                 return
             try:
                 self._act()

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import logging
 import re
-import threading
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -219,11 +218,8 @@ _STILL_MEMBERS = {None, exception.NvmlNotAnswering.symbol}
 freed, which may hang too while a call about the GPU hangs."""
 _WAIT_MS = 1000
 """How long one call waits. Stopping and pausing take that long."""
-_FIRST_DELAY = 1.0
-_LONGEST_DELAY = 60.0
-_STOP_SECONDS = 5.0
-"""How long :meth:`Watcher.stop` waits for a thread that may be stuck in NVML.
-The thread keeps no process alive."""
+_RETRY = 2.0
+"""Seconds until the GPUs are waited on again after an error."""
 
 Callback = Callable[[condition.Event], object]
 
@@ -241,14 +237,11 @@ class Watcher:
 
     def __init__(self, nvml: nvml_module.NvmlSession, callback: Callback):
         self._callback = callback
-        self._wake = threading.Event()
-        self._set = EventSet(nvml, nvml.another(), self._wake)
-        self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._set = EventSet(nvml, nvml.another())
+        self._thread = deadline.Repeated(self._listen, _RETRY,
+                                         'cyborg-gpu-events')
         self._wanted: frozenset[model.PciAddress] = frozenset()
         self._look = False
-        self._stopping = False
-        self._said = log_once.LogOnce()
 
     def watch(self, addresses: Iterable[model.PciAddress]) -> None:
         """Receive errors of these GPUs from now on, and of no others.
@@ -257,65 +250,32 @@ class Watcher:
         does the work, and tries GPUs again that could not be watched or were
         reset.
         """
-        with self._mutex:
-            self._wanted = frozenset(addresses)
-            self._look = True
-            self._wake.set()
-            if self._thread is None or not self._thread.is_alive():
-                self._stopping = False
-            self._thread = deadline.ensure_thread(self._thread, self._run,
-                                                  'cyborg-gpu-events')
+        self._wanted = frozenset(addresses)
+        self._look = True
+        self._thread.start()
+        self._thread.ask()
 
     def stop(self) -> None:
         """End the thread; :meth:`watch` starts a new one."""
-        with self._mutex:
-            self._stopping = True
-            thread = self._thread
-        self._wake.set()
-        if thread is not None:
-            thread.join(_STOP_SECONDS)
-
-    def _run(self) -> None:
-        delay = _FIRST_DELAY
-        while not self._stopping:
-            self._wake.clear()
-            with self._mutex:
-                wanted = self._wanted
-                look, self._look = self._look, False
-            try:
-                if look or self._set.was_taken():
-                    self._tell(self._set.settle(wanted))
-                if not self._set.members:
-                    self._wake.wait()
-                    continue
-                self._tell(self._set.wait(_WAIT_MS))
-                delay = _FIRST_DELAY
-            except Exception as error:
-                self._say_failure(error)
-                self._close()
-                with self._mutex:
-                    self._look = True
-                if isinstance(error, exception.NvmlClosed):
-                    delay = _FIRST_DELAY
-                self._wake.wait(delay)
-                delay = min(2 * delay, _LONGEST_DELAY)
-        self._close()
-
-    def _say_failure(self, error: Exception) -> None:
-        """Log the error that ended the wait; an unexpected error once."""
-        if isinstance(error, exception.NvmlError):
-            LOG.debug('Waiting for events of the GPUs: %s', error)
-            return
-        text = f'{type(error).__name__}: {exception.steady(error)}'
-        if self._said.is_new(text, about=text):
-            LOG.error('Cannot wait for error events of the GPUs; trying '
-                      'again: %s', text, exc_info=error)
-
-    def _close(self) -> None:
-        try:
+        if self._thread.stop():
             self._set.close()
+
+    def _listen(self) -> None:
+        """Report events until there is no GPU to wait on."""
+        try:
+            while not self._thread.is_stopping:
+                look, self._look = self._look, False
+                if look or self._set.members and not self._set.is_current():
+                    self._tell(self._set.settle(self._wanted))
+                if not self._set.members:
+                    return
+                self._tell(self._set.wait(_WAIT_MS))
         except Exception as error:
-            self._say_failure(error)
+            self._look = True
+            self._set.close()
+            if not isinstance(error, exception.NvmlError):
+                raise
+            LOG.debug('Waiting for events of the GPUs: %s', error)
 
     def _tell(self, events: Iterable[condition.Event]) -> None:
         for event in events:
@@ -330,27 +290,23 @@ class EventSet:
     """The GPUs that one thread waits on, through its own session."""
 
     def __init__(self, shared: nvml_module.NvmlSession,
-                 nvml: nvml_module.NvmlSession,
-                 wake: threading.Event | None = None):
+                 nvml: nvml_module.NvmlSession):
         self._shared = shared
         self._nvml = nvml
         self._handle = None
+        self._session: Any = None
+        """The session of the set, with which the set ends. Freeing it in the
+        next session would free memory twice."""
         self._said = log_once.LogOnce()
         self._unfit: set[model.PciAddress] = set()
         """GPUs that break a set when they are put into it."""
         self.members: dict[int, model.PciAddress] = {}
         """GPUs in the set, by the address that their handles point to."""
-        self._was_taken = False
-        self._wake = wake or threading.Event()
-        nvml.before_closing = self._give_up
 
-    def was_taken(self) -> bool:
-        """Whether the set was freed for another process since the last call.
-
-        No GPU is waited on then, until :meth:`settle` is called.
-        """
-        taken, self._was_taken = self._was_taken, False
-        return taken
+    def is_current(self) -> bool:
+        """Whether the set exists: its session may be closed for others."""
+        return (self._handle is not None
+                and self._session is self._nvml.gate.session)
 
     def settle(self, wanted: frozenset[model.PciAddress]
                ) -> list[condition.Event]:
@@ -359,16 +315,20 @@ class EventSet:
         A GPU that refuses is left out and does not affect the others.
         """
         with self._nvml.kept(0):
+            if not self.is_current():
+                self.members.clear()
             before = set(self.members.values())
             states = {address: self._state(address) for address in before}
             if not before <= wanted or set(states.values()) - _STILL_MEMBERS:
                 self.close()
-        if self._handle is None and wanted:
+        if not self.is_current() and wanted:
             with self._shared.kept(0):
                 self._shared.device_count()
         with self._nvml.kept(0):
-            if self._handle is None and wanted:
-                self._handle = self._call('nvmlEventSetCreate')
+            if not self.is_current() and wanted:
+                self.members.clear()
+                self._handle = self._nvml.call('nvmlEventSetCreate')
+                self._session = self._nvml.gate.session
             for address in sorted(wanted - self._unfit
                                   - set(self.members.values())):
                 self._register(address)
@@ -393,9 +353,10 @@ class EventSet:
             return lost
 
     def _next(self, milliseconds: int) -> list[condition.Event]:
-        if self._handle is None:
+        if not self.is_current():
             return []
-        data = self._call('nvmlEventSetWait_v2', self._handle, milliseconds)
+        data = self._nvml.call('nvmlEventSetWait_v2', self._handle,
+                               milliseconds)
         return [condition.Event(
             self._address(data.device), _xid(data),
             gate.known(data.gpuInstanceId),
@@ -404,37 +365,18 @@ class EventSet:
     def close(self) -> None:
         """Free the set and close the session. Does not raise."""
         self.members.clear()
-        if self._handle is not None:
-            with contextlib.suppress(exception.NvmlError):
-                self._call('nvmlEventSetFree', self._handle)
+        with (contextlib.suppress(exception.NvmlError),
+              self._nvml.kept(0)):
+            if self.is_current():
+                self._nvml.call('nvmlEventSetFree', self._handle)
         self._handle = None
         self._nvml.reset()
-
-    def _give_up(self, call: Callable[..., Any]) -> None:
-        """Free the set, because its session is being closed for others."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self.members.clear()
-            self._was_taken = True
-            self._wake.set()
-            with contextlib.suppress(exception.NvmlError):
-                call('nvmlEventSetFree', handle)
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        try:
-            return self._nvml.call(name, *arguments)
-        except exception.NvmlError as error:
-            if error.symbol in gate.NO_SESSION:
-                # The set has ended with the session. Freeing it in the next
-                # session would free memory twice.
-                self._handle = None
-            raise
 
     def _state(self, address: model.PciAddress) -> str | None:
         """Return None if the GPU's handle is valid, else the error."""
         try:
-            self._call('nvmlDeviceGetSupportedEventTypes',
-                       self._nvml.device(address))
+            self._nvml.call('nvmlDeviceGetSupportedEventTypes',
+                            self._nvml.device(address))
         except exception.NvmlError as error:
             return error.symbol
         return None
@@ -442,13 +384,13 @@ class EventSet:
     def _register(self, address: model.PciAddress) -> None:
         try:
             device = self._nvml.device(address)
-            types = _TYPES & self._call(
+            types = _TYPES & self._nvml.call(
                 'nvmlDeviceGetSupportedEventTypes', device)
             if not types:
                 raise gate.error('nvmlDeviceRegisterEvents',
                                  pynvml.NVML_ERROR_NOT_SUPPORTED)
-            self._call('nvmlDeviceRegisterEvents', device, types,
-                       self._handle)
+            self._nvml.call('nvmlDeviceRegisterEvents', device, types,
+                            self._handle)
             self.members[nvml_mig.pointer(device)] = address
         except exception.NvmlError as error:
             if error.call == nvml_module.INIT:
@@ -473,7 +415,7 @@ class EventSet:
         known = self.members.get(nvml_mig.pointer(device))
         if known is not None:
             return known
-        info = self._call('nvmlDeviceGetPciInfo', device)
+        info = self._nvml.call('nvmlDeviceGetPciInfo', device)
         return model.PciAddress.parse(gate.text(info.busId))
 
 

@@ -38,7 +38,7 @@ from cyborg_gpu_driver.record import store
 LOG = logging.getLogger(__name__)
 
 INTERVAL = 15.0
-"""Seconds from one round to the next: Prometheus' default interval is 60 s,
+"""Seconds between two rounds: Prometheus' default interval is 60 s,
 and 15 s in its examples."""
 STALE = 60.0
 """Seconds after which the result of a round is too old: four failed rounds."""
@@ -190,16 +190,7 @@ class Sampler:
 
 
 def repeat(act: Callable[[], object], name: str) -> None:
-    """Call ``act`` now and at each interval, in a daemon thread."""
-    threading.Thread(target=_run, args=(act, name), daemon=True,
-                     name=f'cyborg-gpu-{name}').start()
-
-
-def _run(act: Callable[[], object], name: str) -> None:
-    while True:
-        begun = time.monotonic()
-        try:
-            act()
-        except Exception:
-            LOG.exception('Reading the %s failed', name)
-        time.sleep(max(0.0, begun + INTERVAL - time.monotonic()))
+    """Call ``act`` now and at an interval, in a daemon thread."""
+    repeated = deadline.Repeated(act, INTERVAL, f'cyborg-gpu-{name}')
+    repeated.start()
+    repeated.ask()

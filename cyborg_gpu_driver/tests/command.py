@@ -62,7 +62,7 @@ def run(*arguments: object, encoding: str | None = None,
             if privileged._platform not in (None, before):
                 privileged._platform.nvml.reset()
             gc.collect()
-            gate.close_abandoned()
+            gate.close_idle()
     finally:
         gc.unfreeze()
         privileged._platform = before

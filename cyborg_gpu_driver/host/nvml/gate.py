@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import functools
@@ -57,34 +56,6 @@ _REASONS = {
                                'loaded, so restart it after an upgrade',
     'NO_PERMISSION': 'this user may not open the NVIDIA driver',
 }
-
-
-def try_shut_down(library: Any, timeout: float,
-                  closed: Callable[[], object]) -> bool:
-    """Close a session.
-
-    :returns: whether it is closed now; if not, it closes when nvmlShutdown
-        returns.
-    :raises NvmlNotAnswering: if another call was ahead for too long;
-        nvmlShutdown was not called, and the session is still open.
-    """
-    begun: list[bool] = []
-
-    def call() -> None:
-        begun.append(True)
-        pynvml.nvmlShutdown()
-
-    # A replaced library must not delay the calls of its successor.
-    if pynvml.nvmlLib is library:
-        try:
-            with contextlib.suppress(pynvml.NVMLError):
-                deadline.run(NVML, timeout, 'nvmlShutdown', call)
-        except exception.NvmlNotAnswering:
-            if begun:
-                return False
-            raise
-    closed()
-    return True
 
 
 def function(name: str) -> Callable[..., Any] | None:
@@ -160,21 +131,31 @@ def text(value: str | bytes) -> str:
 
 
 class Gate:
-    """Connects one session to :class:`access.Access`."""
+    """The connection of one session to NVML, through :class:`access.Access`.
 
-    def __init__(self, access: access_module.Access,
-                 close: Callable[[], object]):
+    It outlives the object of its session while the connection is open.
+    """
+
+    def __init__(self, access: access_module.Access):
         self.access = access
+        self.session: Any = None
+        """The state of the open session, with ``library``; None if closed."""
+        self.timeout = access.timeout
+        """Seconds that nvmlShutdown may take."""
         self.stays_open = True
         """Whether the session remains open while it is not in use."""
-        self._let_go = weakref.WeakMethod(close)
+        self._is_abandoned = False
+        self.changing = threading.Lock()
+        """Held while the session is opened or closed."""
         self._mutex = threading.RLock()
         self._users = 0
         self._in_vain = False
         """Whether the last caller waited in vain: the next does not wait."""
         self._held: int | None = None
         self.is_open = False
-        """Whether the session is open."""
+        """Whether NVML may be open, so that the lock is kept."""
+        self._said = log_once.LogOnce()
+        _gates.add(self)
 
     @contextlib.contextmanager
     def kept(self, seconds: float | None = None) -> Iterator[None]:
@@ -190,7 +171,7 @@ class Gate:
                 self._users -= 1
                 if not self._users and not self.access.is_owner() and (
                         not self.stays_open or self._must_close()):
-                    self._close()
+                    self.close(self.session)
 
     def opening(self) -> None:
         """Take the shared lock; call this before NVML is opened.
@@ -215,34 +196,87 @@ class Gate:
         held, self._held = self._held, None
         access_module.release(held)
 
+    def close(self, session: Any) -> bool:
+        """Close a session, unless another thread has already closed it.
+
+        :returns: whether it is closed. While a call has not returned,
+            nvmlShutdown is not called: it would wait too, or would free what
+            that call works on.
+        """
+        with self.changing:
+            stuck = ', '.join(deadline.stuck())
+            if self.session is None or session is not self.session:
+                if self.session is None and not stuck:
+                    # nvmlInit or nvmlShutdown may have ended too late.
+                    self.closed()
+                return True
+            if stuck:
+                if self._said.is_new(stuck):
+                    LOG.warning('NVML cannot be closed: %s has not returned.',
+                                stuck)
+                return False
+            self._said.over()
+            return self._shut_down(session)
+
+    def _shut_down(self, session: Any) -> bool:
+        begun: list[bool] = []
+
+        def call() -> None:
+            begun.append(True)
+            pynvml.nvmlShutdown()
+
+        self.session = None
+        # A replaced library must not delay the calls of its successor.
+        if pynvml.nvmlLib is session.library:
+            try:
+                with contextlib.suppress(pynvml.NVMLError):
+                    deadline.run(NVML, self.timeout, 'nvmlShutdown', call)
+            except exception.NvmlNotAnswering:
+                if not begun:
+                    # Another call was ahead for too long.
+                    self.session = session
+                return False
+        self.closed()
+        return True
+
+    def abandon(self) -> None:
+        """Let the session be closed, because its object no longer exists.
+
+        It takes no lock, because Python collects garbage in any thread, even
+        in one that is inside pynvml or has the lock of another session.
+        """
+        self._is_abandoned = True
+
     def yield_to_others(self) -> None:
-        """Close the session if it is idle and others want NVML closed."""
+        """Close the session if it is idle and must not stay open."""
         with self._mutex:
             if (not self._users and self.access.owner is None
                     and self._must_close()):
-                self._close()
+                self.close(self.session)
 
     def _must_close(self) -> bool:
         # A session that could not be closed when this process had NVML to
         # itself is open without the shared lock.
         return (self.is_open and (
-            self._held is None or not self.access.is_current(self._held))
+            self._is_abandoned or self._held is None
+            or not self.access.is_current(self._held))
             or self.access.wanted())
 
     def forget(self) -> None:
-        """After a fork: let go of the locks that the parent holds."""
+        """After a fork: let go of the locks that the parent holds.
+
+        nvmlShutdown would end the parent's session, whose open files the
+        child has inherited.
+        """
         self.access.forget()
+        self.session = None
+        self.changing = threading.Lock()
         self._mutex = threading.RLock()
         self._users = 0
         self.is_open = False
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
-
-    def _close(self) -> None:
-        close = self._let_go()
-        if close is not None:
-            close()
 
     def _enter(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -270,19 +304,23 @@ class Guarded:
     It remains open while it is in use, or no other process wants NVML closed.
     """
 
-    def __init__(self, shared: access_module.Access | None = None):
-        self.gate = Gate(shared or access_module.Access(), self._let_go)
-        self.before_closing: Callable[[Callable], object] = (
-            lambda call: None)
-        """Called before the session is closed for others. Its argument is a
-        function that calls a function of pynvml."""
+    def __init__(self, timeout: float,
+                 shared: access_module.Access | None = None):
+        self.gate = Gate(shared or access_module.Access())
+        self.timeout = timeout
+        # At exit, the process closes NVML without our help.
+        weakref.finalize(self, self.gate.abandon).atexit = False
 
     def reset(self) -> bool:
-        """Close the session, and return whether it is closed."""
-        raise NotImplementedError
+        """Close the session; the next call opens a new one.
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        raise NotImplementedError
+        Use this after the driver was reloaded or a GPU was reset or lost,
+        because the handles are then invalid. Never raises.
+
+        :returns: whether the session is closed; see :meth:`Gate.close`.
+        """
+        self.gate.timeout = self.timeout
+        return self.gate.close(self.gate.session)
 
     def kept(self, seconds: float | None = None
              ) -> contextlib.AbstractContextManager[None]:
@@ -326,13 +364,6 @@ class Guarded:
             finally:
                 self.reset()
 
-    def _let_go(self) -> None:
-        """Close the idle session for others."""
-        try:
-            self.before_closing(self._call)
-        finally:
-            self.reset()
-
 
 def series(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function keep one session open for all its calls (decorator).
@@ -367,15 +398,14 @@ class _Closer:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._gates: list[weakref.ref[Gate]] = []
+        self.gates: list[Gate] = []
         self._thread: threading.Thread | None = None
         self._said = log_once.LogOnce()
 
     def add(self, gate: Gate) -> None:
-        known = weakref.ref(gate)
         with self._mutex:
-            if known not in self._gates:
-                self._gates.append(known)
+            if gate not in self.gates:
+                self.gates.append(gate)
             self._thread = deadline.ensure_thread(self._thread, self._run,
                                                   'cyborg-gpu-nvml')
 
@@ -386,81 +416,40 @@ class _Closer:
         """
         while True:
             time.sleep(access_module.POLL)
-            with self._tried(None):
-                with self._mutex:
-                    gates = [gate for gate in (
-                        known() for known in self._gates)
-                        if gate is not None and gate.is_open]
-                    self._gates = [weakref.ref(gate) for gate in gates]
-                    if not gates:
-                        self._thread = None
-                        return
-                close_abandoned()
-                for gate in gates:
-                    with self._tried(id(gate)):
-                        gate.yield_to_others()
-                del gate, gates
-
-    @contextlib.contextmanager
-    def _tried(self, about: int | None) -> Iterator[None]:
-        """Log an error of the block once, and go on."""
-        try:
-            yield
-        except Exception as error:
-            reason = exception.steady(error)
-            if self._said.is_new(reason, about=about):
-                LOG.error('An NVML session cannot be closed for another '
-                          'process: %s', reason)
-        else:
-            self._said.over(about=about)
+            with self._mutex:
+                self.gates = [gate for gate in self.gates if gate.is_open]
+                if not self.gates:
+                    self._thread = None
+                    return
+            for gate in self.gates:
+                try:
+                    gate.yield_to_others()
+                except Exception as error:
+                    reason = exception.steady(error)
+                    if self._said.is_new(reason, about=id(gate)):
+                        LOG.error('An NVML session cannot be closed for '
+                                  'another process: %s', reason)
+                else:
+                    self._said.over(about=id(gate))
 
 
 _closer = _Closer()
-_abandoned: collections.deque[Callable[[], object]] = collections.deque()
-"""Functions that close sessions whose objects no longer exist."""
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 
 
-def close_soon(close: Callable[..., object], *arguments: Any) -> None:
-    """Schedule the close of a session whose object no longer exists.
-
-    It takes no lock, because Python collects garbage in any thread, even in
-    one that is inside pynvml or has the lock of another session.
-    """
-    _abandoned.append(functools.partial(close, *arguments))
-
-
-def shut_down(library: Any, timeout: float, closed: Callable[[], object]
-              ) -> None:
-    """Close a session whose object no longer exists."""
-    if not try_shut_down(library, timeout, closed):
-        # nvmlShutdown has not returned yet.
-        close_soon(closed)
-
-
-def close_abandoned() -> None:
-    """Close the sessions whose objects no longer exist.
-
-    A failure is only logged, because the caller needs another session. If
-    a session cannot be closed yet, the next call tries again.
-    """
-    while not deadline.stuck():
-        try:
-            close = _abandoned.popleft()
-        except IndexError:
-            return
-        try:
-            close()
-        except exception.NvmlNotAnswering:
-            _abandoned.append(close)
-            return
-        except Exception as error:
-            LOG.debug('An abandoned NVML session cannot be closed: %s', error)
+def close_idle() -> None:
+    """Close each idle session that must not stay open, now."""
+    for gate in [*_closer.gates]:
+        gate.yield_to_others()
 
 
 def _forget_after_fork() -> None:
     global _closer
     _closer = _Closer()
-    _abandoned.clear()
+    # A lock that another thread held while this process was forked would
+    # stay locked here forever.
+    for gate in [*_gates]:
+        gate.forget()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

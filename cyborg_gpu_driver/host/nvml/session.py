@@ -17,13 +17,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import logging
-import os
 import threading
 import time
-import weakref
-from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterator
 from typing import Any
@@ -88,10 +84,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def __init__(self, timeout: float = TIMEOUT,
                  shared: access.Access | None = None):
-        super().__init__(shared)
-        self.timeout = timeout
-        self._mutex = threading.Lock()
-        self._session: _Open | None = None
+        super().__init__(timeout, shared)
         self.generation = 0
         """A number that grows each time the session is opened. Handles and
         static facts from an earlier generation may be wrong, because the
@@ -99,8 +92,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         self._said = log_once.LogOnce()
         self.library_missing = False
         """Whether the last attempt found no NVML library at all."""
-        self._end = weakref.finalize(self, lambda: None)
-        _SESSIONS.add(self)
 
     def another(self) -> NvmlSession:
         """Create a session like this one that opens and closes separately."""
@@ -120,18 +111,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         except exception.NvmlError as error:
             return gate.reason(error)
         return None
-
-    def reset(self) -> bool:
-        """Close the session; the next call opens a new one.
-
-        Use this after the driver was reloaded or a GPU was reset or lost,
-        because the handles are then invalid. Never raises.
-
-        :returns: whether the session is closed. While a call has not
-            returned, nvmlShutdown is not called: it would wait too, or
-            would free what that call works on.
-        """
-        return self._close(self._session)
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of pynvml.
@@ -166,7 +145,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         except pynvml.NVMLError as error:
             wrapped = gate.error(name, error.value)
             if wrapped.symbol in gate.NO_SESSION:
-                self._close(session)
+                self.gate.close(session)
             raise wrapped from error
         if isinstance(answer, ctypes._Pointer):
             session.owners[nvml_mig.pointer(answer)] = owner
@@ -207,64 +186,26 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             return seconds
         return max(0.0, min(seconds, about[1] - time.monotonic()))
 
-    def _close(self, session: _Open | None) -> bool:
-        """Close a session, unless another thread has already closed it."""
-        with self._mutex:
-            if self._session is None or session is not self._session:
-                if self._session is None and not deadline.stuck():
-                    # nvmlInit or nvmlShutdown may have ended too late.
-                    self.gate.closed()
-                return True
-            stuck = ', '.join(deadline.stuck())
-            if stuck:
-                if self._said.is_new(stuck, 'close'):
-                    LOG.warning('NVML cannot be closed: %s has not returned.',
-                                stuck)
-                return False
-            self._said.over('close')
-            self._session = None
-            try:
-                closed = gate.try_shut_down(
-                    session.library, self.timeout, self.gate.closed)
-            except exception.NvmlNotAnswering:
-                self._session = session
-                return False
-            if closed:
-                self._end.detach()
-            else:
-                self._at_end(self.gate.closed)
-            return closed
-
     def _opened(self) -> _Open:
-        session = self._session
+        session = self.gate.session
         if session is not None:
             return session
-        with self._mutex:
-            if self._session is not None:
-                return self._session
-            gate.close_abandoned()
+        with self.gate.changing:
+            if self.gate.session is not None:
+                return self.gate.session
             self.gate.opening()
+            self.gate.timeout = self.timeout
             try:
                 deadline.run(gate.NVML, self._seconds(INIT), INIT,
                              pynvml.nvmlInit, undo=pynvml.nvmlShutdown)
             except pynvml.NVMLError as error:
-                self._session = None
                 self.gate.closed()
                 raise self._refused(error.value) from error
             self.library_missing = False
             self._said.over()
             self.generation += 1
-            self._session = _Open(pynvml.nvmlLib)
-            self._at_end(gate.shut_down, pynvml.nvmlLib, self.timeout,
-                         self.gate.closed)
-            return self._session
-
-    def _at_end(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Schedule the only call for when this object no longer exists."""
-        self._end.detach()
-        self._end = weakref.finalize(self, functools.partial(
-            gate.close_soon, call, *arguments))
-        self._end.atexit = False
+            self.gate.session = _Open(pynvml.nvmlLib)
+            return self.gate.session
 
     def _refused(self, code: int) -> exception.NvmlError:
         error = gate.error(INIT, code)
@@ -276,14 +217,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                     if error.symbol in (gate.MISSING, gate.NOT_LOADED)
                     else logging.WARNING, 'NVML is not available: %s', reason)
         return error
-
-    def _forget_after_fork(self) -> None:
-        # nvmlShutdown would end the parent's session, whose open files the
-        # child has inherited.
-        self._end.detach()
-        self._mutex = threading.Lock()
-        self._session = None
-        self.gate.forget()
 
     # The machine
 
@@ -315,7 +248,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def forget(self, address: model.PciAddress) -> None:
         """Drop the cached handle of the GPU at ``address``."""
-        session = self._session
+        session = self.gate.session
         if session is not None:
             session.devices.pop(address, None)
 
@@ -355,14 +288,3 @@ def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
 
 
 _here = threading.local()
-_SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    # A lock that another thread held while this process was forked would
-    # stay locked here forever.
-    for session in list(_SESSIONS):
-        session._forget_after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -10,6 +10,7 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import condition
@@ -131,12 +132,14 @@ class WatcherTest(base.SimulatedTestCase):
 
     def setUp(self):
         super().setUp()
-        self.first_delay = health._FIRST_DELAY
-        # Each is a second on a real GPU, and the tests wait for them.
+        # They are seconds on a real GPU, and the tests wait for them.
         self.use_constant('_WAIT_MS', 20)
-        self.use_constant('_FIRST_DELAY', 0.02)
         self.events = queue.Queue()
-        self.watcher = health.Watcher(self.nvml, self.events.put)
+        self.make(self.events.put)
+
+    def make(self, callback, retry=0.02):
+        self.use_constant('_RETRY', retry)
+        self.watcher = health.Watcher(self.nvml, callback)
         self.addCleanup(self.watcher.stop)
 
     def use_constant(self, name, value):
@@ -165,8 +168,7 @@ class WatcherTest(base.SimulatedTestCase):
             told.set()
             raise ValueError(event.xid)
 
-        self.watcher = health.Watcher(self.nvml, fail)
-        self.addCleanup(self.watcher.stop)
+        self.make(fail)
         self.watch()
         for _ in range(2):
             told.clear()
@@ -175,7 +177,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.assertTrue(self.log.about('XID 62'))
 
     def test_while_nvml_is_away_it_rests(self):
-        self.use_constant('_FIRST_DELAY', self.first_delay)
+        self.make(self.events.put, scope.HANG)
         tries = queue.Queue()
         self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         self.machine.faults.delay('nvmlInitWithFlags', 0, tries.put)
@@ -202,7 +204,7 @@ class WatcherTest(base.SimulatedTestCase):
 
     def test_a_stop_does_not_wait_for_what_hangs(self):
         self.useFixture(fixtures.MockPatchObject(
-            health, '_STOP_SECONDS', 0.1))
+            deadline, '_STOP_SECONDS', 0.1))
         self.watch()
         hangs, release = threading.Event(), threading.Event()
         self.addCleanup(release.set)
@@ -216,7 +218,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.watcher.stop()
         self.machine.faults.clear()
         release.set()
-        self.watcher._thread.join(scope.HANG)
+        self.watcher._thread._thread.join(scope.HANG)
         self.watch()
         self.assertEqual(62, self.raised().xid)
 
@@ -234,8 +236,7 @@ class WatcherTest(base.SimulatedTestCase):
             told.set()
             go_on.wait(scope.HANG)
 
-        self.watcher = health.Watcher(self.nvml, wait)
-        self.addCleanup(self.watcher.stop)
+        self.make(wait)
         self.addCleanup(go_on.set)
         self.watch()
         self.machine.raise_xid(str(self.first), 62)

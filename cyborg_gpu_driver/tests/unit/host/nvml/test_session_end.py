@@ -3,7 +3,6 @@
 """Sessions that end late, or whose objects no longer exist."""
 
 import contextlib
-import gc
 import threading
 import time
 
@@ -33,10 +32,6 @@ class SessionEndTest(base.SimulatedTestCase):
         self.assertFalse(thread.is_alive())
         self.wait_until_closed(opened)
         self.assertEqual(1, self.calls().get('nvmlShutdown'))
-
-    def test_abandoned_session_that_cannot_be_closed_stops_no_other(self):
-        gate.close_soon(self.fail, 'this machine is no more')
-        self.assertTrue(self.nvml.driver_version())
 
     def test_a_session_that_opens_too_late_is_closed(self):
         """Otherwise no process could reset or unbind a GPU any more."""
@@ -73,11 +68,9 @@ class SessionEndTest(base.SimulatedTestCase):
     def test_an_abandoned_session_behind_a_slow_call_is_closed_later(self):
         sessions, opened = self.open_another()
         with self.slow_call():
-            sessions[0].timeout = 0.02
-            sessions[0]._end.detach()
-            gate.close_soon(gate.shut_down, pynvml.nvmlLib, 0.02,
-                            opened.closed)
-            gate.close_abandoned()
+            opened.timeout = 0.02
+            sessions.clear()
+            gate.close_idle()
             self.assertTrue(opened.is_open)
         self.wait_until_closed(opened)
         self.nvml.reset()
@@ -88,16 +81,12 @@ class SessionEndTest(base.SimulatedTestCase):
         for is_abandoned in (False, True):
             sessions, opened = self.open_another()
             with self.slow_shutdown():
-                sessions[0].timeout = 0.02
-                if is_abandoned:
-                    sessions[0]._at_end(gate.shut_down, pynvml.nvmlLib,
-                                        0.02, opened.closed)
-                else:
+                sessions[0].timeout = opened.timeout = 0.02
+                if not is_abandoned:
                     self.assertFalse(sessions[0].reset())
                 sessions.clear()
-                gc.collect()
                 while not deadline.stuck():
-                    gate.close_abandoned()
+                    gate.close_idle()
                     time.sleep(0.01)
                 self.assertTrue(opened.is_open)
             self.wait_until_closed(opened)
@@ -113,7 +102,7 @@ class SessionEndTest(base.SimulatedTestCase):
         self.nvml.timeout = scope.HANG
         self.assertTrue(self.nvml.driver_version())
         opened = self.nvml.gate
-        gate.close_abandoned()
+        gate.close_idle()
         self.assertTrue(opened.is_open)
         self.assertIsNotNone(opened._held)
 
