@@ -164,12 +164,13 @@ class TelemetryReader:
             self._known[address] = known
         nvml = self._nvml
         vgpus = _vgpus(nvml, device)
+        board = (*_board(nvml, device), *_fields(nvml, device, known))
         instances = tuple(_instances(nvml, device, known))
         numbers = {int(labels[0]) for labels in (
             *vgpus.values(), *(value.labels for value in instances))
             if labels[0]}
         return Sample(known.uuid, (
-            *_board(nvml, device), *_fields(nvml, device, known), *instances,
+            *board, *instances,
             *_instance_utilization(nvml, device, known, sorted(numbers)),
             *_vgpu_values(nvml, device, known, vgpus)))
 
