@@ -218,7 +218,7 @@ class HostReader:
                         nvml_problem: str | None) -> str | None:
         if nvml_problem is None:
             with problems.noted('driver version'):
-                return self._gpus.driver_version()
+                return self._nvml.driver_version()
         return None
 
     def _with_links(self, gpus: list[model.Gpu]) -> tuple[model.Gpu, ...]:

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Hashable
 from typing import Any
 
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
-from cyborg_gpu_driver.host.nvml import static as nvml_static
 from cyborg_gpu_driver.host.snapshot import model
 
 
@@ -38,15 +34,14 @@ class ComputeReader:
     """Reads and changes the compute instances of one machine.
 
     The compute instance profiles of a GPU instance profile are read once per
-    session, from one board of each kind.
+    session and GPU.
     """
 
-    def __init__(self, nvml: nvml_module.NvmlSession,
-                 board_of: Callable[[model.PciAddress], Hashable]):
+    def __init__(self, nvml: nvml_module.NvmlSession):
         self.nvml = nvml
-        self._board_of = board_of
-        self._profiles = nvml_static.Alike(
-            nvml.timeout / nvml_static.PART)
+        self._profiles: dict[tuple[model.PciAddress, int],
+                             tuple[Profile, ...]] = {}
+        self._generation = 0
 
     @gate.series
     def instances(self, address: model.PciAddress,
@@ -117,16 +112,18 @@ class ComputeReader:
         Of several profiles with the same number of slices, the first that
         NVML lists counts. The others are the same with media engines.
         """
-        def read(_problems: problems_module.Problems) -> tuple[Profile, ...]:
+        if self._generation != self.nvml.generation:
+            self._generation = self.nvml.generation
+            self._profiles = {}
+        key = (address, profile_id)
+        if key not in self._profiles:
             by_slices: dict[int, Profile] = {}
             for info in self.nvml.compute_profiles(handle):
                 by_slices.setdefault(info.sliceCount, Profile(
                     info.sliceCount, info.id, info.instanceCount))
-            return tuple(sorted(by_slices.values(), reverse=True))
-
-        return self._profiles.of(
-            self.nvml.generation, (self._board_of(address), profile_id),
-            read, problems_module.Problems())
+            self._profiles[key] = tuple(sorted(by_slices.values(),
+                                               reverse=True))
+        return self._profiles[key]
 
     def _of_profile(self, handle: Any, profile: Profile
                     ) -> list[model.ComputeInstance]:

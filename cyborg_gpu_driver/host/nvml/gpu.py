@@ -68,7 +68,6 @@ class GpuReader:
         self._static = nvml_static.StaticReader(nvml)
         self._known: dict[model.PciAddress, _Known] = {}
         self._failures: dict[model.PciAddress, str] = {}
-        self._version: tuple[int, str] | None = None
 
     def complete(self, gpus: Iterable[model.Gpu], detail: bool = False
                  ) -> list[Reading]:
@@ -224,8 +223,8 @@ class GpuReader:
         if enabled:
             instances = tuple(
                 self._scheduled(device, instance, facts, problems)
-                for instance in self._nvml.live_instances(device,
-                                                          facts.profiles))
+                for instance, _ in self._nvml.live_handles(device,
+                                                           facts.profiles))
             if detail:
                 with problems.noted('MIG devices'):
                     # About twenty calls per instance.
@@ -304,13 +303,6 @@ class GpuReader:
             except exception.NvmlNotAnswering as error:
                 problems.add(f'NVML: {error}')
         return known.links or ((), False)
-
-    def driver_version(self) -> str:
-        """Return the version of the kernel driver, read once per session."""
-        generation = self._nvml.generation
-        if self._version is None or self._version[0] != generation:
-            self._version = (generation, self._nvml.driver_version())
-        return self._version[1]
 
 
 def _board(gpu: model.Gpu) -> tuple[Any, ...]:

@@ -26,7 +26,6 @@ class MigCalls:
 
     call: Callable[..., Any]
     belongs: Callable[[Any, Any], None]
-    instance_ids: Callable[[], dict[int, int]]
     uuid: Callable[[Any], str]
 
     def mig_mode(self, device: Any) -> tuple[bool, bool]:
@@ -58,10 +57,10 @@ class MigCalls:
             self._instance(handle)
             for handle in self._instance_handles(device, profile_id, limit)))
 
-    def live_instances(self, device: Any,
-                       profiles: Iterable[model.GpuInstanceProfile]
-                       ) -> tuple[model.GpuInstance, ...]:
-        """Return the live GPU instances.
+    def live_handles(self, device: Any,
+                     profiles: Iterable[model.GpuInstanceProfile]
+                     ) -> tuple[tuple[model.GpuInstance, Any], ...]:
+        """Return the live GPU instances, each with its handle.
 
         Makes one call per profile and one per instance. Skips a profile if
         the instances found before overlap all its placements.
@@ -69,13 +68,6 @@ class MigCalls:
         :raises NvmlError: if an instance cannot be read, or is destroyed
             meanwhile.
         """
-        return tuple(instance for instance, _ in self.live_handles(
-            device, profiles))
-
-    def live_handles(self, device: Any,
-                     profiles: Iterable[model.GpuInstanceProfile]
-                     ) -> tuple[tuple[model.GpuInstance, Any], ...]:
-        """Like :meth:`live_instances`, each with its handle."""
         found: list[tuple[model.GpuInstance, Any]] = []
         taken = 0
         for profile in profiles:
@@ -88,23 +80,6 @@ class MigCalls:
                 found.append((instance, handle))
                 taken |= instance.placement.mask
         return tuple(sorted(found, key=lambda item: item[0]))
-
-    def gpu_instance_ids(self, device: Any, profile_id: int,
-                         limit: int = INSTANCE_LIMIT) -> tuple[int, ...]:
-        """Return the ids of the live GPU instances of a profile.
-
-        Makes one call if this session has seen all of them before. If another
-        process has replaced an instance, the new one may have the handle of
-        the old one, and is then returned with the old id. So use
-        :meth:`gpu_instances` to decide what to destroy.
-        """
-        known = self.instance_ids()
-        ids = []
-        for handle in self._instance_handles(device, profile_id, limit):
-            number = known.get(pointer(handle))
-            ids.append(self._instance(handle).instance_id
-                       if number is None else number)
-        return tuple(sorted(ids))
 
     def create_gpu_instance(self, device: Any, profile_id: int,
                             placement: model.Placement | None = None
@@ -137,9 +112,8 @@ class MigCalls:
         :raises NvmlError: NOT_FOUND; NOT_SUPPORTED if MIG mode is off;
             IN_USE if it has compute instances, processes or a vGPU.
         """
-        handle = self.gpu_instance(device, instance_id)
-        self.call('nvmlGpuInstanceDestroy', handle)
-        self.instance_ids().pop(pointer(handle), None)
+        self.call('nvmlGpuInstanceDestroy',
+                  self.gpu_instance(device, instance_id))
 
     def compute_instances(self, device: Any, instance_id: int
                           ) -> tuple[Any, ...]:
@@ -195,7 +169,6 @@ class MigCalls:
 
     def _instance(self, handle: Any) -> model.GpuInstance:
         info = self.call('nvmlGpuInstanceGetInfo', handle)
-        self.instance_ids()[pointer(handle)] = info.id
         return model.GpuInstance(
             placement=model.Placement(info.placement.start,
                                       info.placement.size),

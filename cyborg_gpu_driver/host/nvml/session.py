@@ -69,8 +69,6 @@ class _Open:
     library: Any
     devices: dict[model.PciAddress, Any] = dataclasses.field(
         default_factory=dict)
-    instance_ids: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Id of each GPU instance, by the address in its handle."""
     owners: dict[int, Hashable] = dataclasses.field(default_factory=dict)
     """Owner of each handle, by the address in the handle."""
 
@@ -173,10 +171,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         owners = self._opened().owners
         owners[nvml_mig.pointer(handle)] = owners.get(
             nvml_mig.pointer(owner), gate.NVML)
-
-    def instance_ids(self) -> dict[int, int]:
-        """Ids of the known GPU instances, by the address in their handles."""
-        return self._opened().instance_ids
 
     def _seconds(self, name: str) -> float:
         """Return how many seconds a call may take from now on."""

@@ -196,15 +196,6 @@ def module_aliases() -> str:
         return ''
 
 
-def board(sysfs: Sysfs, address: model.PciAddress
-          ) -> tuple[str | None, ...] | model.PciAddress:
-    """Return a board's kind: its PCI ids, or its address without them."""
-    ids = tuple(sysfs.read_optional(*DEVICES, str(address), name)
-                for name in ('vendor', 'device', 'subsystem_vendor',
-                             'subsystem_device'))
-    return address if None in ids else ids
-
-
 def physical_function(sysfs: Sysfs, name: str
                       ) -> model.PciAddress | None:
     """Return the physical function of a virtual one; None for others."""

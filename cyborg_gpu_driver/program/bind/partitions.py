@@ -173,11 +173,11 @@ class Vgpus(Kind):
     @gate.series
     def _instance_ids(self, address: model.PciAddress,
                       profile: model.GpuInstanceProfile) -> tuple[int, ...]:
-        """Ids of the live instances of a profile (one NVML call)."""
+        """Ids of the live instances of a profile."""
         nvml = self._machine.nvml
-        return tuple(nvml.gpu_instance_ids(
-            nvml.device(address), profile.profile_id,
-            profile.max_instances))
+        return tuple(sorted(
+            instance.instance_id for instance in nvml.gpu_instances(
+                nvml.device(address), profile.profile_id)))
 
     def numbered(self, claim: gpu_record.Claim, instance_id: int | None
                  ) -> gpu_record.Claim:

@@ -14,7 +14,6 @@ Errors of the hardware are raised unchanged, as
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -164,8 +163,7 @@ def _compute() -> compute.ComputeReader:
     global _compute_reader
     here = machine()
     if _compute_reader is None or _compute_reader.nvml is not here.nvml:
-        _compute_reader = compute.ComputeReader(
-            here.nvml, functools.partial(pci.board, here.sysfs))
+        _compute_reader = compute.ComputeReader(here.nvml)
     return _compute_reader
 
 

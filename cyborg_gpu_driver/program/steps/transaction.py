@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -37,7 +36,6 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import compute
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import change as partition_change
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
@@ -71,8 +69,7 @@ class Transactions:
         self.state_path = state_path
         self.records = store.of(state_path)
         self._nvml = machine.nvml
-        self._compute = compute.ComputeReader(
-            machine.nvml, functools.partial(pci.board, machine.sysfs))
+        self._compute = compute.ComputeReader(machine.nvml)
 
     def read(self, gpu: model.Gpu) -> model.Gpu:
         """A GPU of a snapshot with its MIG mode and instances as they are now.
