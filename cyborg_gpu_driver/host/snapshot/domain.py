@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import uuid
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from cyborg_gpu_driver.host.snapshot import model
 
@@ -26,7 +26,6 @@ _PROJECT = re.compile('[A-Za-z0-9_-]{1,64}', re.ASCII)
 _FLAVOR_MAX = 255
 """Characters of a flavor's name (Nova's schema of flavors)."""
 _ADDRESS_PARTS = ('domain', 'bus', 'slot', 'function')
-_DEVICES = ('domain', 'devices', 'hostdev', 'source', 'address')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,63 +42,37 @@ class Domain:
     """Addresses of PCI functions and UUIDs of mdevs assigned to it."""
 
 
+class _Tree(ElementTree.TreeBuilder):
+    """Refuses what can declare entities; libvirt writes no such thing."""
+
+    def doctype(self, name: str, pubid: str, system: str) -> None:
+        raise ValueError('it has a document type')
+
+
 def parse(xml: str) -> Domain:
     """Return the domain that an XML document describes."""
     if len(xml) > _LIMIT:
         raise ValueError('it is too long for the XML of a domain')
-    reader = _Reader()
-    parser = expat.ParserCreate(namespace_separator=' ')
-    parser.StartElementHandler = reader.start
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.text
-    # Only a document type can declare entities, and libvirt writes none.
-    parser.StartDoctypeDeclHandler = _refuse
     try:
-        parser.Parse(xml, True)
-    except expat.ExpatError as error:
+        root = ElementTree.fromstring(
+            xml, ElementTree.XMLParser(target=_Tree()))
+    except ElementTree.ParseError as error:
         raise ValueError(f'it is not XML: {error}') from error
-    return reader.domain()
-
-
-class _Reader:
-    """Collects the fields of a domain while expat reads a document."""
-
-    def __init__(self) -> None:
-        self._path: list[str] = []
-        self._uuid = ''
-        self._project = ''
-        self._flavor = ''
-        self._devices: set[str] = set()
-
-    def start(self, name: str, attributes: dict[str, str]) -> None:
-        self._path.append(_plain(name))
-        path = tuple(self._path)
-        if path == _DEVICES:
-            self._devices.update(filter(None, (_device(attributes),)))
-        elif path[:3] == ('domain', 'metadata', 'nova:instance'):
-            if path[3:] == ('nova:flavor',):
-                self._flavor = attributes.get('name', '')[:_FLAVOR_MAX]
-            elif path[3:] == ('nova:owner', 'nova:project'):
-                found = attributes.get('uuid', '')
-                if _PROJECT.fullmatch(found):
-                    self._project = found
-
-    def end(self, _name: str) -> None:
-        self._path.pop()
-
-    def text(self, text: str) -> None:
-        if self._path == ['domain', 'uuid']:
-            self._uuid += text
-
-    def domain(self) -> Domain:
-        return Domain(str(uuid.UUID(self._uuid.strip())), self._project,
-                      self._flavor, frozenset(self._devices))
-
-
-def _plain(name: str) -> str:
-    """Return a name without its namespace; ``nova:`` stands for Nova's."""
-    space, _, local = name.rpartition(' ')
-    return f'nova:{local}' if space.startswith(_NOVA) else local
+    flavor = project = ''
+    for instance in root.iterfind('metadata/*'):
+        space, _, name = instance.tag.rpartition('}')
+        if name != 'instance' or not space.startswith('{' + _NOVA):
+            continue
+        for found in instance.iterfind('{*}flavor'):
+            flavor = found.get('name', '')[:_FLAVOR_MAX]
+        for found in instance.iterfind('{*}owner/{*}project'):
+            project = found.get('uuid', '')
+    return Domain(
+        str(uuid.UUID(root.findtext('uuid', '').strip())),
+        project if _PROJECT.fullmatch(project) else '', flavor,
+        frozenset(filter(None, (
+            _device(found.attrib) for found
+            in root.iterfind('devices/hostdev/source/address')))))
 
 
 def _device(attributes: dict[str, str]) -> str:
@@ -111,10 +84,6 @@ def _device(attributes: dict[str, str]) -> str:
                                       for part in _ADDRESS_PARTS)))
     except (KeyError, ValueError):
         return ''
-
-
-def _refuse(*_: object) -> None:
-    raise ValueError('it has a document type')
 
 
 # What decides whether a GPU's vGPUs can be live-migrated.
