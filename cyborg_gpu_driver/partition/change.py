@@ -9,18 +9,15 @@ the GPU's record during the execution. The executor is
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import itertools
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import target
 
@@ -126,71 +123,6 @@ class Step:
         return ' '.join(words)
 
 
-# What happens to the compute instances in a GPU instance that is kept.
-
-def change(instance: model.GpuInstance, wanted: target.WantedInstance
-           ) -> tuple[tuple[model.ComputeInstance, ...], tuple[int, ...]]:
-    """Return the change that destroys the fewest compute instances.
-
-    :returns: those to destroy first, and the slices of those to create then,
-        the largest first.
-    """
-    room = wanted.profile.slices
-    for count in range(len(instance.compute), -1, -1):
-        for keep in itertools.combinations(instance.compute, count):
-            missing = collections.Counter(wanted.compute)
-            missing.subtract(item.size for item in keep)
-            if any(value < 0 for value in missing.values()):
-                continue
-            create = tuple(sorted(missing.elements(), reverse=True))
-            if _fits(room, _mask(keep), create):
-                return tuple(item for item in instance.compute
-                             if item not in keep), create
-    # Nothing is known to fit, e.g. 4 and 3 of 7 slices: let the GPU decide.
-    return instance.compute, wanted.compute
-
-
-def cost(instance: model.GpuInstance, wanted: target.WantedInstance,
-         in_use: bool) -> tuple[int, int] | None:
-    """Return how many compute instances are destroyed and created.
-
-    An instance in use keeps its compute instances. If it has none, its user
-    manages them: the guest of a MIG-backed vGPU creates its own.
-
-    :returns: None if an instance in use is not as wanted.
-    """
-    if in_use:
-        sizes = sorted((item.size for item in instance.compute),
-                       reverse=True)
-        fitting = not sizes or tuple(sizes) == wanted.compute
-        return (0, 0) if fitting else None
-    destroy, create = change(instance, wanted)
-    return len(destroy), len(create)
-
-
-def _mask(compute: Collection[model.ComputeInstance]) -> int:
-    mask = 0
-    for item in compute:
-        mask |= ((1 << item.size) - 1) << item.start
-    return mask
-
-
-def _fits(room: int, taken: int, sizes: Sequence[int]) -> bool:
-    """Whether free slices can hold the sizes.
-
-    Compute instances of one size are placed end to end from the first slice.
-    If a GPU allows more starts than that, the only loss is a compute
-    instance that could have been kept.
-    """
-    if not sizes:
-        return True
-    bits = (1 << sizes[0]) - 1
-    return any(
-        _fits(room, taken | bits << start, sizes[1:])
-        for start in range(0, room - sizes[0] + 1, sizes[0])
-        if not taken & bits << start)
-
-
 # A change to one GPU, as a value that can be printed before it is made.
 #
 # :mod:`cyborg_gpu_driver.partition.plan` creates it. Other modules carry
@@ -198,11 +130,9 @@ def _fits(room: int, taken: int, sizes: Sequence[int]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A live instance that is kept, and its purpose in the new layout."""
+    """A live instance that stays as it is."""
 
     instance: model.GpuInstance
-    wanted: target.WantedInstance | None = None
-    """None for an instance that stays as it is."""
     in_use: str | None = None
     """What uses the instance; None for an idle one."""
 
@@ -239,10 +169,7 @@ class Change:
 
         Where a compute instance starts is an assumption: the driver decides.
         """
-        stays = [
-            dataclasses.replace(spec.of(item.instance), compute=_laid_out(
-                item.wanted.compute)) if item.wanted and item.in_use is None
-            else spec.in_full(item.instance) for item in self.keep]
+        stays = [spec.in_full(item.instance) for item in self.keep]
         comes = [
             spec.MigInstanceSpec(item.placement,
                                  item.wanted.profile.profile_id,
@@ -298,57 +225,12 @@ def _laid_out(compute: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(starts, compute, strict=False))
 
 
-# The order of the steps of a change: each is valid when its turn comes.
-#
-# An instance is destroyed only when its room is needed, or at the end. If a
-# step fails, as many instances as possible still exist.
-
-def steps(mig: model.Mig, keep: Iterable[Kept],
-          destroy: Iterable[model.GpuInstance],
+def steps(mig: model.Mig, destroy: Iterable[model.GpuInstance],
           create: Iterable[Created]) -> tuple[Step, ...]:
     """Return the steps between two changes of mode."""
-    grid = geometry.Geometry(mig.profiles)
-    there = sorted(mig.instances)
-    doomed, waiting = sorted(destroy), sorted(
-        create, key=lambda item: item.placement)
-    result: list[Step] = []
-    made: list[spec.MigInstanceSpec] = []
-    while waiting:
-        occupancy = grid.occupancy_of([*there, *made])
-        item = min(waiting, key=lambda item: len(
-            _in_the_way(grid, occupancy, doomed, item)))
-        for instance in _in_the_way(grid, occupancy, doomed, item):
-            result += _destruction(mig, instance)
-            doomed.remove(instance)
-            there.remove(instance)
-        result += _creation(item)
-        waiting.remove(item)
-        made.append(spec.MigInstanceSpec(
-            item.placement, item.wanted.profile.profile_id))
-    for kept in keep:
-        result += _compute(mig, kept)
-    for instance in doomed:
-        result += _destruction(mig, instance)
-    return tuple(result)
-
-
-def _in_the_way(grid: geometry.Geometry, occupancy: geometry.Occupancy,
-                doomed: Iterable[model.GpuInstance], item: Created
-                ) -> list[model.GpuInstance]:
-    """Return the instances to destroy before another can be created: those
-    at its placement, and as many more as engines or its number require.
-    """
-    first = [instance for instance in doomed
-             if instance.placement.mask & item.placement.mask]
-    others = [instance for instance in doomed if instance not in first]
-    others.sort(key=lambda instance:
-                instance.profile_id != item.wanted.profile.profile_id)
-    for count in range(len(others) + 1):
-        gone = first + others[:count]
-        if item.placement in grid.free_placements(
-                occupancy.without(gone), item.wanted.profile):
-            return gone
-    return first
+    return tuple(itertools.chain(
+        *(_destruction(mig, instance) for instance in destroy),
+        *map(_creation, create)))
 
 
 def _destruction(mig: model.Mig, instance: model.GpuInstance
@@ -365,16 +247,3 @@ def _creation(item: Created) -> Iterator[Step]:
     yield Step(Action.CREATE_INSTANCE, profile, item.placement)
     for slices in item.wanted.compute:
         yield Step(Action.CREATE_COMPUTE, profile, item.placement, slices)
-
-
-def _compute(mig: model.Mig, kept: Kept) -> Iterator[Step]:
-    if kept.wanted is None or kept.in_use is not None:
-        return
-    profile = mig.profile_by_id(kept.instance.profile_id)
-    destroy, create = change(kept.instance, kept.wanted)
-    for compute in destroy:
-        yield Step(Action.DESTROY_COMPUTE, profile,
-                   kept.instance.placement, compute.size, compute.start)
-    for slices in create:
-        yield Step(Action.CREATE_COMPUTE, profile, kept.instance.placement,
-                   slices)

@@ -27,14 +27,8 @@ from cyborg_gpu_driver.partition import target
 # tries every set of instances that can be kept, the one that loses least
 # first, with every way to place the rest.
 
-_Packing = tuple[target.WantedInstance, ...]
-_Pair = tuple[model.GpuInstance, target.WantedInstance]
-_Cost = tuple[int, int]
-"""Compute instances destroyed and created."""
-
-
-_Solution = tuple[tuple[_Pair, ...], tuple[change.Created, ...]]
-"""The instances to keep, with their new purpose, and those to create."""
+_Solution = tuple[tuple[model.GpuInstance, ...], tuple[change.Created, ...]]
+"""The instances to keep, and those to create."""
 
 
 def solve(grid: geometry.Geometry,
@@ -43,24 +37,26 @@ def solve(grid: geometry.Geometry,
           wanted: target.Wanted) -> _Solution | None:
     """Find the way to the wanted state that destroys least.
 
-    It minimizes, in this order: the MIG devices destroyed (compute instances,
-    and GPU instances without any); the GPU instances in the end; the GPU
-    instances destroyed. Among equals it takes the one that leaves most room
-    for later requests (:func:`cyborg_gpu_driver.partition.geometry.cost`).
+    An instance is kept with all of its compute instances, or destroyed.
+
+    It minimizes, in this order: the MIG devices destroyed; the GPU instances
+    in the end; the GPU instances destroyed. Among equals it takes the one
+    that leaves most room for later requests
+    (:func:`cyborg_gpu_driver.partition.geometry.cost`).
 
     :param in_use: placements of instances that must stay as they are.
     :returns: None if there is no way while those instances exist.
     """
     best: tuple[tuple[Any, ...], _Solution] | None = None
-    for packing in wanted.packings():
-        for lost, keep in _keepable(instances, in_use, packing):
-            if best is not None and lost > best[0][0]:
-                break
-            pairs = _assign(keep, in_use, packing)
-            found = pairs and _complete(grid, lost, instances, pairs,
-                                        packing)
-            if found and (best is None or found[0] < best[0]):
-                best = found
+    for lost, keep in _keepable(instances, in_use):
+        if best is not None and lost > best[0][0]:
+            break
+        missing = _missing(wanted, keep)
+        found = None if missing is None else _complete(
+            grid, (lost, len(keep) + len(missing),
+                   len(instances) - len(keep)), keep, missing)
+        if found and (best is None or found[0] < best[0]):
+            best = found
     return best and best[1]
 
 
@@ -110,16 +106,15 @@ def largest(mig: model.Mig, wanted: target.Wanted,
 
 def _has_room(grid: geometry.Geometry, fixed: Sequence[model.GpuInstance],
               wanted: target.Wanted) -> bool:
+    packed = wanted.packed()
+    if packed is None:
+        return False
     there = collections.Counter(item.profile_id for item in fixed)
-    for packing in wanted.packings():
-        missing = collections.Counter(
-            item.profile for item in packing)
-        for profile in missing:
-            missing[profile] -= there[profile.profile_id]
-        if next(completions(grid, grid.occupancy_of(fixed), missing),
-                None) is not None:
-            return True
-    return False
+    missing = collections.Counter(item.profile for item in packed)
+    for profile in missing:
+        missing[profile] -= there[profile.profile_id]
+    return next(completions(grid, grid.occupancy_of(fixed), missing),
+                None) is not None
 
 
 def _completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
@@ -144,118 +139,86 @@ def _completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
 
 
 def _keepable(instances: Sequence[model.GpuInstance],
-              in_use: Collection[model.Placement], packing: _Packing
+              in_use: Collection[model.Placement]
               ) -> list[tuple[int, tuple[model.GpuInstance, ...]]]:
     """Return (MIG devices lost with the others, instances that could stay),
     sorted by the loss.
     """
-    counts = collections.Counter(
-        item.profile.profile_id for item in packing)
     must = [item for item in instances if item.placement in in_use]
-    for item in must:
-        counts[item.profile_id] -= 1
-    if any(count < 0 for count in counts.values()):
-        return []
-    may = [item for item in instances if item.placement not in in_use]
-    worth = sum(map(_devices, may))
-    useful = [item for item in may if counts[item.profile_id] > 0]
+    may = [item for item in instances
+           if item.placement not in in_use and item.compute]
+    worth = sum(len(item.compute) for item in may)
     return sorted((
-        (worth - sum(map(_devices, chosen)), (*must, *chosen))
-        for size in range(len(useful) + 1)
-        for chosen in itertools.combinations(useful, size)
-        if collections.Counter(item.profile_id for item in chosen)
-        <= counts), key=lambda item: item[0])
+        (worth - sum(len(item.compute) for item in chosen), (*must, *chosen))
+        for size in range(len(may) + 1)
+        for chosen in itertools.combinations(may, size)),
+        key=lambda item: item[0])
 
 
-def _devices(instance: model.GpuInstance) -> int:
-    """Return how many MIG devices are lost with an instance."""
-    return max(1, len(instance.compute))
+def _missing(wanted: target.Wanted, keep: Iterable[model.GpuInstance]
+             ) -> list[target.WantedInstance] | None:
+    """Return the GPU instances that are wanted beside those kept.
 
+    An instance in use that has no compute instances is as wanted, because its
+    user manages them: the guest of a MIG-backed vGPU creates its own.
 
-def _assign(keep: Iterable[model.GpuInstance],
-            in_use: Collection[model.Placement], packing: _Packing
-            ) -> tuple[int, list[_Pair]] | None:
-    """Return (compute instances lost, the purpose of each instance), at the
-    lowest cost; None if an instance in use cannot be as wanted.
+    :returns: None if an instance that is kept is not wanted.
     """
-    lost, pairs = 0, []
-    by_profile = collections.defaultdict(list)
-    for item in keep:
-        by_profile[item.profile_id].append(item)
-    for profile_id, items in by_profile.items():
-        wanted = tuple(item for item in packing
-                       if item.profile.profile_id == profile_id)
-        best = _cheapest(tuple(items), wanted, in_use)
-        if best is None:
+    there = collections.Counter(
+        (item.profile_id, part.size) for item in keep
+        for part in item.compute)
+    left = []
+    for entry in wanted.devices:
+        count = entry.count - there.pop(
+            (entry.profile.profile_id, entry.slices), 0)
+        if count < 0:
             return None
-        lost += best[0][0]
-        pairs += best[1]
-    return lost, pairs
+        left.append(dataclasses.replace(entry, count=count))
+    packed = target.Wanted(True, tuple(left)).packed()
+    if there or packed is None:
+        return None
+    missing = list(packed)
+    for item in keep:
+        if not item.compute:
+            fitting = next((one for one in missing if
+                            one.profile.profile_id == item.profile_id), None)
+            if fitting is None:
+                return None
+            missing.remove(fitting)
+    return missing
 
 
-def _cheapest(items: tuple[model.GpuInstance, ...], wanted: _Packing,
-              in_use: Collection[model.Placement]
-              ) -> tuple[_Cost, list[_Pair]] | None:
-    if not items:
-        return (0, 0), []
-    best: tuple[_Cost, list[_Pair]] | None = None
-    for choice in dict.fromkeys(wanted):
-        cost = change.cost(
-            items[0], choice, items[0].placement in in_use)
-        left = list(wanted)
-        left.remove(choice)
-        rest = (None if cost is None
-                else _cheapest(items[1:], tuple(left), in_use))
-        if cost is not None and rest is not None:
-            total = cost[0] + rest[0][0], cost[1] + rest[0][1]
-            if best is None or total < best[0]:
-                best = total, [(items[0], choice), *rest[1]]
-            if total == (0, 0):
-                break
-    return best
-
-
-def _complete(grid: geometry.Geometry, lost: int,
-              instances: Sequence[model.GpuInstance],
-              assigned: tuple[int, list[_Pair]], packing: _Packing
+def _complete(grid: geometry.Geometry, cost: tuple[int, ...],
+              keep: tuple[model.GpuInstance, ...],
+              missing: Sequence[target.WantedInstance]
               ) -> tuple[tuple[Any, ...], _Solution] | None:
     """Return (cost, solution) for the best way to place the missing
     instances; None if there is none.
     """
-    lost_inside, pairs = assigned
-    missing = collections.Counter(packing)
-    missing.subtract(choice for _item, choice in pairs)
-    counts: collections.Counter[model.GpuInstanceProfile] = (
-        collections.Counter())
-    for choice, count in missing.items():
-        counts[choice.profile] += count
-    before = grid.occupancy_of(item for item, _choice in pairs)
+    before = grid.occupancy_of(keep)
     ways = [((geometry.cost(grid, occupancy), _descending(occupancy)),
              occupancy)
-            for occupancy in completions(grid, before, counts)]
+            for occupancy in completions(grid, before, collections.Counter(
+                item.profile for item in missing))]
     if not ways:
         return None
     room, best = min(ways, key=lambda way: way[0])
-    return ((lost + lost_inside, len(packing), len(instances) - len(pairs),
-             room),
-            (tuple(sorted(pairs, key=lambda pair: pair[0])),
-             _placed(best, before, missing)))
+    return (*cost, room), (tuple(sorted(keep)),
+                           _placed(best, before, missing))
 
 
 def _placed(after: geometry.Occupancy, before: geometry.Occupancy,
-            missing: collections.Counter[target.WantedInstance]
+            missing: Iterable[target.WantedInstance]
             ) -> tuple[change.Created, ...]:
     """Return which missing instance gets which placement of its profile."""
     new = list((collections.Counter(after.taken)
                 - collections.Counter(before.taken)).elements())
     result = []
-    for choice, count in sorted(
-            missing.items(), key=lambda item: item[0].compute, reverse=True):
-        for _number in range(count):
-            taken = next(item for item in new
-                         if item[0] == choice.profile.profile_id)
-            new.remove(taken)
-            result.append(change.Created(taken[1], choice))
+    for item in sorted(missing, key=lambda item: item.compute, reverse=True):
+        taken = next(place for place in new
+                     if place[0] == item.profile.profile_id)
+        new.remove(taken)
+        result.append(change.Created(taken[1], item))
     return tuple(sorted(result, key=lambda item: item.placement))
 
 
@@ -294,16 +257,14 @@ def plan(gpu: model.Gpu, wanted: target.Wanted,
         geometry.Geometry(mig.profiles), mig.instances, in_use, wanted)
     if solution is None:
         raise _unreachable(gpu, wanted, _reason(mig, wanted, in_use))
-    pairs, create = solution
-    keep = tuple(change.Kept(item, choice, in_use.get(item.placement))
-                 for item, choice in pairs)
-    staying = {item.instance for item in keep}
+    keep, create = solution
     destroy = tuple(sorted(item for item in mig.instances
-                           if item not in staying))
-    steps = change.steps(mig, keep, destroy, create)
+                           if item not in keep))
+    steps = change.steps(mig, destroy, create)
     if not (mig.enabled and mig.pending):
         steps = (change.Step(change.Action.ENABLE_MIG), *steps)
-    return change.Change(gpu, wanted, keep, destroy, create, steps)
+    return change.Change(gpu, wanted, _kept(keep, in_use), destroy, create,
+                         steps)
 
 
 def mode(gpu: model.Gpu, enabled: bool, in_use: _InUse = _NOBODY
@@ -312,28 +273,22 @@ def mode(gpu: model.Gpu, enabled: bool, in_use: _InUse = _NOBODY
 
     Turning the mode off destroys the idle ones.
 
-    :param gpu: with another mode, current or pending.
     :raises ChangeRefused: if an instance in use prevents the change.
     """
     wanted = target.Wanted(enabled)
-    if gpu.mig is None:
+    mig = gpu.mig
+    if mig is None or mig.enabled == mig.pending == enabled:
         return change.Change(gpu, wanted)
     if not enabled:
-        return _disable(gpu, gpu.mig, wanted, in_use)
-    return dataclasses.replace(
-        keeping_others(gpu, gpu.mig, in_use),
-        steps=(change.Step(change.Action.ENABLE_MIG),))
+        return _disable(gpu, mig, wanted, in_use)
+    return change.Change(gpu, wanted, _kept(mig.instances, in_use), steps=(
+        change.Step(change.Action.ENABLE_MIG),))
 
 
-def keeping_others(gpu: model.Gpu, mig: model.Mig, in_use: _InUse,
-                   destroy: tuple[model.GpuInstance, ...] = (),
-                   create: tuple[change.Created, ...] = ()
-                   ) -> change.Change:
-    """Plan a change that leaves all other instances as they are."""
-    keep = tuple(change.Kept(item, in_use=in_use.get(item.placement))
-                 for item in mig.instances if item not in destroy)
-    return change.Change(gpu, target.Wanted(True), keep, destroy, create,
-                         change.steps(mig, (), destroy, create))
+def _kept(instances: Iterable[model.GpuInstance], in_use: _InUse
+          ) -> tuple[change.Kept, ...]:
+    return tuple(change.Kept(item, in_use.get(item.placement))
+                 for item in instances)
 
 
 def _disable(gpu: model.Gpu, mig: model.Mig, wanted: target.Wanted,
@@ -344,7 +299,7 @@ def _disable(gpu: model.Gpu, mig: model.Mig, wanted: target.Wanted,
         raise _unreachable(gpu, wanted, '; '.join(
             _described(mig, item, in_use) for item in used))
     destroy = tuple(sorted(mig.instances))
-    steps = change.steps(mig, (), destroy, ())
+    steps = change.steps(mig, destroy, ())
     if mig.enabled or mig.pending:
         steps = (*steps, change.Step(change.Action.DISABLE_MIG))
     return change.Change(gpu, wanted, destroy=destroy, steps=steps)

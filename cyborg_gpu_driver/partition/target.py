@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-from collections.abc import Iterator
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import names
-
-_Share = tuple[tuple[int, ...], ...]
-"""Bins of compute slices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,26 +77,34 @@ class Wanted:
         """How many MIG devices of each name."""
         return {entry.name: entry.count for entry in self.devices}
 
-    def packings(self) -> Iterator[tuple[WantedInstance, ...]]:
-        """Return every way to distribute the devices over GPU instances.
+    def packed(self) -> tuple[WantedInstance, ...] | None:
+        """Return the fewest GPU instances that hold the devices.
 
-        The first has the fewest GPU instances. Tools that create one device
-        after the other and fill up the last GPU instance produce the same.
+        Each device goes, the largest first, into the first GPU instance with
+        room. Tools that create one device after the other and fill up the
+        last GPU instance produce the same. The number is the smallest one
+        for instances of up to four slices; of larger ones a GPU has one.
+
+        :returns: None if there are more devices than an empty GPU has slices
+            for.
         """
-        groups: dict[model.GpuInstanceProfile, list[int]] = (
+        found: dict[model.GpuInstanceProfile, list[list[int]]] = (
             collections.defaultdict(list))
         for entry in self.devices:
             if entry.count > entry.most:
-                return iter(())
-            groups[entry.profile] += [entry.slices] * entry.count
-        ways: list[tuple[WantedInstance, ...]] = [()]
-        for profile, slices in groups.items():
-            shares = _shares(profile.slices, profile.max_instances,
-                             tuple(sorted(slices, reverse=True)))
-            ways = [(*way, *(WantedInstance(profile, compute)
-                             for compute in share))
-                    for way in ways for share in shares]
-        return iter(sorted(ways, key=len))
+                return None
+            filled = found[entry.profile]
+            for _number in range(entry.count):
+                room = entry.profile.slices - entry.slices
+                bin_ = next((item for item in filled if sum(item) <= room),
+                            None)
+                if bin_ is None:
+                    filled.append([entry.slices])
+                else:
+                    bin_.append(entry.slices)
+        return tuple(WantedInstance(profile, tuple(compute))
+                     for profile, filled in found.items()
+                     for compute in filled)
 
     def __str__(self) -> str:
         if self.without_mig:
@@ -162,31 +165,3 @@ def _devices(gpu: model.Gpu, text: str, count: int) -> WantedDevices:
             expected=f'{gpu.model or gpu.device_id} at {gpu.address} has '
                      + (known or 'no profiles'))
     return WantedDevices(profile, name.compute or profile.slices, count)
-
-
-@functools.lru_cache(maxsize=1024)
-def _shares(room: int, most: int, slices: tuple[int, ...]
-            ) -> tuple[_Share, ...]:
-    """Return every way to distribute slices over at most ``most`` bins.
-
-    :param slices: sorted, largest first.
-    :returns: ways; a way is a tuple of bins, a bin a tuple of slices.
-    """
-    found: set[_Share] = set()
-    _share(room, most, slices, (), found)
-    return tuple(sorted(found, key=lambda way: (len(way), way)))
-
-
-def _share(room: int, most: int, left: tuple[int, ...], bins: _Share,
-           found: set[_Share]) -> None:
-    if not left:
-        found.add(tuple(sorted(bins, reverse=True)))
-        return
-    first, rest = left[0], left[1:]
-    for index, filled in enumerate(bins):
-        if sum(filled) + first <= room and filled not in bins[:index]:
-            _share(room, most, rest,
-                   (*bins[:index], (*filled, first), *bins[index + 1:]),
-                   found)
-    if len(bins) < most:
-        _share(room, most, rest, (*bins, (first,)), found)

@@ -140,9 +140,6 @@ class Applier:
 
         :raises ChangeRefused: naming what is in the way.
         """
-        if options.mode_only and (gpu.mig is None or (
-                gpu.mig.enabled == gpu.mig.pending == wanted.enabled)):
-            return change.Change(gpu, target.Wanted(wanted.enabled))
         in_use = self._transactions.in_use(gpu)
         planned = (plan.mode(gpu, wanted.enabled, in_use)
                    if options.mode_only

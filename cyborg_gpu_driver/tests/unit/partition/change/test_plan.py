@@ -109,6 +109,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         self.assertEqual((), layout_state.differences(
             after, wanted, in_use))
 
+
 class StepsTestCase(base.BaseTestCase):
 
     def plan(self, gpu, devices, in_use=None):
@@ -121,18 +122,6 @@ class StepsTestCase(base.BaseTestCase):
         planned = self.plan(gpu, {'1g.5gb': 1, '3g.20gb': 1})
         self.assertTrue(planned.is_empty)
         self.assertEqual(2, len(planned.keep))
-
-    def test_what_need_not_go_first_goes_last(self):
-        gpu = playing.with_compute(boards.gpu(
-            boards.A100_40, [('1g.5gb', 0), ('1g.5gb', 1), ('1g.5gb', 6)]))
-        planned = self.plan(gpu, {'3g.20gb': 1})
-        self.assertEqual(
-            ['destroy-compute-instance', 'destroy-instance',
-             'create-instance', 'create-compute-instance',
-             'destroy-compute-instance', 'destroy-instance',
-             'destroy-compute-instance', 'destroy-instance'],
-            [step.action.value for step in planned.steps])
-        self.assertEqual(6, planned.steps[0].placement.start)
 
     def test_an_engine_is_freed_before_it_is_taken(self):
         gpu = playing.with_compute(boards.gpu(
@@ -263,17 +252,14 @@ class ComputeTestCase(base.BaseTestCase):
             {0: (1,), 4: (1, 1)})
         self.assertTrue(self.plan(gpu, {'1c.3g.20gb': 3}).is_empty)
 
-    def test_parts_change_without_their_instance(self):
+    def test_an_instance_with_other_parts_is_replaced(self):
         gpu = playing.with_compute(
             boards.gpu(boards.A100_40, [('4g.20gb', 0)]), {0: (1, 1, 2)})
         planned = self.plan(gpu, {'1c.4g.20gb': 4})
-        self.assertEqual((), planned.destroy + planned.create)
-        self.assertEqual(
-            ['destroy-compute-instance', 'create-compute-instance',
-             'create-compute-instance'],
-            [step.action.value for step in planned.steps])
-        self.assertEqual((2, 2), (planned.steps[0].slices,
-                                  planned.steps[0].start))
+        self.assertEqual(gpu.mig.instances, planned.destroy)
+        self.assertEqual({0: [1, 1, 1, 1]}, {
+            placement.start: sizes for (_profile, placement), sizes in
+            playing.play(planned)[1].items()})
 
     def test_parts_go_elsewhere_before_one_is_destroyed(self):
         gpu = boards.gpu(boards.A100_40, [('3g.20gb', 0)])
