@@ -150,7 +150,7 @@ NO_COLLECTOR = 'the ramdisk has no collector nvidia-gpus'
 
 _WAYS_MAX = 40_000
 """Layouts of one of each kind of board, considering only overlaps. Known
-boards have 5536 at most. Listing the layouts of a board tries all of them."""
+boards have 5536 at most. A search for room may try all of them."""
 _NO_MODES = baremetal_modes.Modes()
 _NO_CLIQUES: Mapping[model.PciAddress, str] = {}
 _NVIDIA = '10de'

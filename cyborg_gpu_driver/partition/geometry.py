@@ -23,7 +23,6 @@ import functools
 import math
 import operator
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
@@ -194,57 +193,6 @@ class _Rules:
                     free_from = end
             self._fitting[taken] = count
         return count
-
-
-# Every way to partition a GPU, by enumeration.
-#
-# It is for people (which layouts exist?), for tests and for planning ahead.
-# Nothing that runs at a bind enumerates.
-
-Multiset = tuple[tuple[int, int], ...]
-"""(profile id, count), by id, counts above 0; no placements."""
-
-
-def states(grid: Geometry,
-           profiles: Sequence[model.GpuInstanceProfile] | None = None
-           ) -> Iterator[Occupancy]:
-    """Yield every occupancy that the rules allow, including the empty GPU.
-
-    Each occupancy is yielded once, whatever the order of its creation.
-
-    :param profiles: the grid's profiles to create; None for all.
-    """
-    return _fill(grid, grid.profiles if profiles is None else profiles,
-                 EMPTY, 0)
-
-
-def maximal_layouts(grid: Geometry,
-                    profiles: Sequence[model.GpuInstanceProfile]
-                    ) -> Iterator[Occupancy]:
-    """Yield every occupancy to which none of ``profiles`` can be added."""
-    for occupancy in states(grid, profiles):
-        if not any(grid.free_placements(occupancy, profile)
-                   for profile in profiles):
-            yield occupancy
-
-
-def multiset(occupancy: Occupancy) -> Multiset:
-    """Return how many instances of each profile there are."""
-    return tuple(sorted(occupancy.counts.items()))
-
-
-def _fill(grid: Geometry,
-          profiles: Sequence[model.GpuInstanceProfile],
-          occupancy: Occupancy, first: int
-          ) -> Iterator[Occupancy]:
-    """Yield ``occupancy`` and all that adds instances from ``first`` on."""
-    yield occupancy
-    for profile in profiles:
-        for placement in grid.free_placements(occupancy, profile):
-            if placement.start >= first:
-                yield from _fill(grid, profiles,
-                                 occupancy.add(profile, placement),
-                                 placement.start + placement.size)
 
 
 # The cost of an instance's placement: the room that it takes.

@@ -159,10 +159,9 @@ def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
     """Return all sensible layouts for the GPUs found.
 
     These are: MIG off; MIG on and empty; each profile as often as it fits;
-    all sizes of plain profile together (``all-balanced``); and each other
-    set of plain profiles to which none can be added. An entry covers each
-    kind of board that it suits. If there are several kinds, it has sections
-    with a device-filter.
+    and as many sizes of plain profile together as fit (``all-balanced``). An
+    entry covers each kind of board that it suits. If there are several kinds,
+    it has sections with a device-filter.
     """
     boards: dict[str, model.Mig | None] = {}
     for gpu in gpus:
@@ -201,20 +200,35 @@ def _layouts(mig: model.Mig) -> Iterator[tuple[str, _Counts]]:
     for profile in mig.profiles:
         count = grid.creatable(geometry.EMPTY, profile)
         if count:
-            yield _entry_name(((profile.name, 1),)), ((profile.name, count),)
-    mixed = _mixed(grid, _plain(mig.profiles))
-    if mixed:
-        # The most sizes, and among those layouts the most instances.
-        yield 'all-balanced', max(mixed, key=lambda counts: (
-            len(counts), sum(count for _name, count in counts)))
-    for counts in mixed:
-        yield _entry_name(counts), counts
+            # A label has no plus.
+            yield ('all-' + profile.name.replace('+', '.'),
+                   ((profile.name, count),))
+    mixed = _balanced(grid, _plain(mig.profiles))
+    if len(mixed) > 1:
+        yield 'all-balanced', mixed
+
+
+def _balanced(grid: geometry.Geometry,
+              plain: Sequence[model.GpuInstanceProfile]) -> _Counts:
+    """Return one instance of each size that fits, and then more of the
+    smallest.
+
+    :param plain: smallest first.
+    """
+    counts: dict[model.GpuInstanceProfile, int] = {}
+    for profile in (*plain, *(smallest for smallest in plain[:1]
+                              for _ in range(smallest.max_instances))):
+        more = {**counts, profile: counts.get(profile, 0) + 1}
+        if any(True for _ in plan.completions(grid, geometry.EMPTY, more)):
+            counts = more
+    return tuple((profile.name, counts[profile])
+                 for profile in reversed(plain) if profile in counts)
 
 
 def _plain(profiles: Iterable[model.GpuInstanceProfile]
-           ) -> tuple[model.GpuInstanceProfile, ...]:
-    """Return the plain profile of each size: without attributes, and of two
-    with equal slices the smaller one, of which more fit.
+           ) -> list[model.GpuInstanceProfile]:
+    """Return the plain profile of each size, smallest first: without
+    attributes, and of two with equal slices the one of which more fit.
     """
     plain: dict[int, model.GpuInstanceProfile] = {}
     for profile in profiles:
@@ -223,7 +237,7 @@ def _plain(profiles: Iterable[model.GpuInstanceProfile]
                 other is None
                 or profile.max_instances > other.max_instances):
             plain[profile.slices] = profile
-    return tuple(plain.values())
+    return [plain[slices] for slices in sorted(plain)]
 
 
 def _attributes(profile: model.GpuInstanceProfile) -> bool:
@@ -231,28 +245,3 @@ def _attributes(profile: model.GpuInstanceProfile) -> bool:
         return bool(names.ProfileName.parse(profile.name).attributes)
     except exception.InvalidValue:
         return True
-
-
-def _mixed(grid: geometry.Geometry, plain: Sequence[model.GpuInstanceProfile]
-           ) -> list[_Counts]:
-    """Return sets of two or more profiles that no larger set contains."""
-    by_id = {profile.profile_id: profile for profile in plain}
-    found = [dict(item) for item in {
-        geometry.multiset(layout)
-        for layout in geometry.maximal_layouts(grid, plain)}]
-    largest = [item for item in found if not any(
-        item != other and item.items() != other.items()
-        and all(other.get(key, 0) >= count for key, count in item.items())
-        for other in found)]
-    return sorted(
-        tuple((by_id[profile_id].name, item[profile_id])
-              for profile_id in sorted(
-                  item, key=lambda key: -by_id[key].slices))
-        for item in largest if len(item) > 1)
-
-
-def _entry_name(counts: _Counts) -> str:
-    """Return a name like ``all-3g.20gb-4x1g.5gb``, a label without plus."""
-    words = [f'{count}x{name}' if count > 1 else name
-             for name, count in counts]
-    return 'all-' + '-'.join(words).replace('+', '.')

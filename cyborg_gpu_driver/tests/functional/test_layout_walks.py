@@ -70,7 +70,7 @@ class BoardCase(layouts.LayoutCase):
     def check_walks(self):
         """Walk from sampled states, partly in use, to sampled layouts."""
         chance = random.Random(self.MACHINE)
-        occupancies = sorted(geometry.states(self.grid),
+        occupancies = sorted(boards.states(self.grid),
                              key=lambda item: item.taken)
         multisets = sorted(boards.packable(self.grid)) + [()]
         reached = 0

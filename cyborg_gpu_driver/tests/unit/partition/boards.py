@@ -120,13 +120,25 @@ def named(profiles, *names):
     return tuple(by_name[name] for name in names)
 
 
-def packable(grid, profiles=None):
-    """Every non-empty multiset of instances that fits on the GPU.
+def states(grid, profiles=None, occupancy=geometry.EMPTY, first=0):
+    """Yield every occupancy that the rules allow, each once."""
+    yield occupancy
+    for profile in grid.profiles if profiles is None else profiles:
+        for placement in grid.free_placements(occupancy, profile):
+            if placement.start >= first:
+                yield from states(
+                    grid, profiles, occupancy.add(profile, placement),
+                    placement.start + placement.size)
 
-    Each is a tuple of (profile id, count) pairs, ordered by id.
-    """
-    return {geometry.multiset(occupancy) for occupancy
-            in geometry.states(grid, profiles)} - {()}
+
+def multiset(occupancy):
+    """The instances as (profile id, count) pairs, ordered by id."""
+    return tuple(sorted(occupancy.counts.items()))
+
+
+def packable(grid, profiles=None):
+    """Every non-empty multiset of instances that fits on the GPU."""
+    return set(map(multiset, states(grid, profiles))) - {()}
 
 
 def gpu(profiles, live=(), enabled=True, **fields):

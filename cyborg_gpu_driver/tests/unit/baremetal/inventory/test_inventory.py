@@ -14,6 +14,7 @@ from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
+from cyborg_gpu_driver.tests.unit.partition import boards
 
 ADDRESS = model.PciAddress.parse('0000:1b:00.0')
 PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
@@ -113,7 +114,7 @@ class ParseTest(base.BaseTestCase):
 
     def test_ways_bound_the_occupancies(self):
         profiles = inventory.parse(self.sent).gpus[1].mig.profiles
-        count = len(list(geometry.states(geometry.Geometry(profiles))))
+        count = len(list(boards.states(geometry.Geometry(profiles))))
         ways = inventory.ways(profiles)
         self.assertEqual((True, 5536), (723 <= count <= ways, ways))
 

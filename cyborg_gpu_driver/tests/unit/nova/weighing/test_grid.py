@@ -39,7 +39,7 @@ class EveryStateTest(testscenarios.WithScenarios, base.BaseTestCase):
                    if choose(profile.name)]
         names = tuple(profile.name for profile in offered)
         tried = 0
-        for occupancy in scope.some(geometry.states(grid, offered)):
+        for occupancy in scope.some(boards.states(grid, offered)):
             rows = weigher_grid.rows(
                 names,
                 tuple(occupancy.counts[profile.profile_id]

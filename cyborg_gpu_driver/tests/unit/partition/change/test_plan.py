@@ -27,7 +27,7 @@ Action = change.Action
 @functools.cache
 def states(board):
     """Every occupancy of a board with all its profiles."""
-    return tuple(geometry.states(geometry.Geometry(boards.ALL[board])))
+    return tuple(boards.states(geometry.Geometry(boards.ALL[board])))
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def by_multiset(board):
     """The occupancies of a board, grouped by multiset of instances."""
     groups = collections.defaultdict(list)
     for state in states(board):
-        groups[geometry.multiset(state)].append(state)
+        groups[boards.multiset(state)].append(state)
     return dict(groups)
 
 
