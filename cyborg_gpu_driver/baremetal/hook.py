@@ -49,8 +49,8 @@ class NvidiaGpusHook(base.InspectionHook):
         found = _read(task.node, plugin_data)
         if found is None:
             LOG.warning('Node %s: its GPUs are unknown, because the ramdisk '
-                        'has neither the collector nvidia-gpus nor '
-                        'pci-devices; the node is not changed', task.node.uuid)
+                        'has no collector nvidia-gpus; the node is not '
+                        'changed', task.node.uuid)
             return
         for address, reasons in found.unhealthy.items():
             LOG.warning('Node %s: GPU %s is unhealthy: %s', task.node.uuid,
@@ -60,19 +60,13 @@ class NvidiaGpusHook(base.InspectionHook):
 
 def _read(node, plugin_data):
     """Return what is known of a node's GPUs; None if nothing is known."""
+    if baremetal_inventory.KEY not in plugin_data:
+        return None
     try:
-        if baremetal_inventory.KEY in plugin_data:
-            return baremetal_inventory.parse(
-                plugin_data[baremetal_inventory.KEY])
-        # Redfish puts some facts in the inventory, in other terms and without
-        # addresses: not enough to know what a node does not have.
-        if baremetal_inventory.PCI_KEY in plugin_data:
-            return baremetal_inventory.from_pci(
-                plugin_data[baremetal_inventory.PCI_KEY])
+        return baremetal_inventory.parse(plugin_data[baremetal_inventory.KEY])
     except exception.DocumentError as error:
         raise ironic_exception.HardwareInspectionFailure(
             error=f'NVIDIA GPUs of node {node.uuid}: {error}') from error
-    return None
 
 
 def _files():

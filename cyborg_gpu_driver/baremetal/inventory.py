@@ -123,16 +123,6 @@ INVENTORY = _record({
     'gpus': _several(_GPU),
     'confidential_computing': schema.nullable({
         'type': 'string', 'enum': ['off', 'on', 'devtools', None]})})
-PCI_DEVICES = {'type': 'array', 'description':
-               'the list of the collector pci-devices'}
-PCI_GPU = _record({
-    'vendor_id': _PCI_ID,
-    'product_id': _PCI_ID,
-    'class': schema.matching('[0-9a-f]{4}(?s:.*)',
-                             'a PCI class of at least four digits'),
-    'bus': _ADDRESS,
-    'numa_node_id': schema.nullable(schema.matching(
-        '-1|[0-9]{1,4}', 'the number of a NUMA node as text'))})
 
 
 # What the ramdisk reports about a node's GPUs: plain JSON, made and read.
@@ -146,15 +136,11 @@ PCI_GPU = _record({
 # conditions, and is null if the GPU could not be queried. The reader ignores
 # unknown keys; known keys must be correct.
 
-NO_COLLECTOR = 'the ramdisk has no collector nvidia-gpus'
-
 _WAYS_MAX = 40_000
 """Layouts of one of each kind of board, considering only overlaps. Known
 boards have 5536 at most. A search for room may try all of them."""
 _NO_MODES = baremetal_modes.Modes()
 _NO_CLIQUES: Mapping[model.PciAddress, str] = {}
-_NVIDIA = '10de'
-_DISPLAY = ('0300', '0302')
 _BOARD = {'properties': {
     name: form for name, form in _GPU['properties'].items()
     if name not in ('ecc', 'nvlink_clique', 'health')}}
@@ -232,41 +218,33 @@ def parse(value: Any) -> Inventory:
     :raises DocumentError: naming what is wrong and where.
     """
     place = schema.Place('ramdisk', 'inventory', exception.DocumentError)
-    schema.check(value, INVENTORY, place,
-                 FORMATS)
+    schema.check(value, INVENTORY, place, FORMATS)
     where = place.below('gpus')
-    return _inventory(
-        [_gpu(item, where.below(number))
-         for number, item in enumerate(value['gpus'])], where,
-        driver_version=_tidied(value['driver_version']),
-        nvml_problem=_tidied(value['nvml_problem']),
-        problems=tuple(_shaped(value['problems'], _several(_TEXT))),
-        confidential_computing=value['confidential_computing'])
-
-
-def from_pci(value: Any) -> Inventory:
-    """Return the GPUs that ironic-python-agent's pci-devices collector sent.
-
-    That collector reports ``vendor_id``, ``product_id``, ``class``, ``bus``
-    (the address) and ``numa_node_id`` of every PCI function. Nothing else is
-    known of these GPUs.
-
-    :raises DocumentError: if the value has another format.
-    """
-    place = schema.Place('ramdisk', 'pci_devices', exception.DocumentError)
-    schema.check(value, PCI_DEVICES, place)
-    found = []
-    for number, item in enumerate(value):
-        if _is_gpu(item):
-            schema.check(item, PCI_GPU, place.below(number),
-                         FORMATS)
-            found.append(_pci_gpu(item))
-    return _inventory(found, place, nvml_problem=NO_COLLECTOR)
-
-
-def _is_gpu(item):
-    return (isinstance(item, dict) and item.get('vendor_id') == _NVIDIA
-            and str(item.get('class'))[:4] in _DISPLAY)
+    gpus = {gpu.address: (gpu, item) for gpu, item in (
+        (_gpu(item, where.below(number)), item)
+        for number, item in enumerate(value['gpus']))}
+    if len(gpus) < len(value['gpus']):
+        raise where.error('two have the same address',
+                          'expected each GPU only once')
+    if sum(map(ways, {gpu.mig.profiles for gpu, _item in gpus.values()
+                      if gpu.mig})) > _WAYS_MAX:
+        raise where.error('too many ways to partition them',
+                          f'expected at most {_WAYS_MAX}')
+    known = {key: {address: item[key] for address, (_, item)
+                   in gpus.items() if item[key] is not None}
+             for key in ('health', 'ecc', 'nvlink_clique')}
+    return Inventory(
+        tuple(gpus[address][0] for address in sorted(gpus)),
+        _tidied(value['driver_version']), _tidied(value['nvml_problem']),
+        tuple(_shaped(value['problems'], _several(_TEXT))),
+        {address: tuple(codes)
+         for address, codes in known['health'].items()},
+        baremetal_modes.Modes(
+            known['ecc'],
+            {address: gpu.mig.pending
+             for address, (gpu, _item) in gpus.items() if gpu.mig},
+            value['confidential_computing']),
+        known['nvlink_clique'])
 
 
 def _codes(conditions):
@@ -304,7 +282,6 @@ def _tidied(text: str | None) -> str | None:
 
 
 def _gpu(item, place):
-    """Return a GPU, its conditions, its ECC mode and its NVLink clique."""
     gpu = codec.decode(model.Gpu, _shaped(item, _BOARD))
     profiles = gpu.mig.profiles if gpu.mig else ()
     for key in ('profile_id', 'name'):
@@ -312,18 +289,7 @@ def _gpu(item, place):
                 profiles):
             raise place.below('mig', 'profiles').error(
                 f'two have the same {key}', 'expected each only once')
-    return gpu, None if item['health'] is None else tuple(
-        item['health']), item['ecc'], item['nvlink_clique']
-
-
-def _pci_gpu(item):
-    numa = item['numa_node_id']
-    return model.Gpu(
-        address=model.PciAddress.parse(item['bus']),
-        vendor_id=item['vendor_id'], device_id=item['product_id'],
-        class_code=item['class'][:4],
-        numa_node=None if numa in (None, '-1') else int(numa)
-    ), None, None, None
+    return gpu
 
 
 def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
@@ -339,35 +305,6 @@ def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
     return found[0]
 
 
-def _inventory(gpus, place, driver_version=None, nvml_problem=None,
-               problems=(), confidential_computing=None):
-    """Return the inventory of GPUs with what is known of each."""
-    if len(gpus) > LIST_MAX:
-        raise place.error(f'found {len(gpus)} GPUs', 'expected at most '
-                          f'{LIST_MAX}')
-    addresses = [gpu.address for gpu, *_ in gpus]
-    if len(set(addresses)) < len(addresses):
-        raise place.error('two have the same address',
-                          'expected each GPU only once')
-    boards = {gpu.mig.profiles for gpu, *_ in gpus if gpu.mig}
-    if sum(map(ways, boards)) > _WAYS_MAX:
-        raise place.error('too many ways to partition them',
-                          f'expected at most {_WAYS_MAX}')
-    return Inventory(
-        tuple(sorted((gpu for gpu, *_ in gpus),
-                     key=lambda gpu: gpu.address)),
-        driver_version, nvml_problem, problems,
-        {gpu.address: conditions for gpu, conditions, *_ in gpus
-         if conditions is not None},
-        baremetal_modes.Modes(
-            {gpu.address: ecc for gpu, _conditions, ecc, _clique in gpus
-             if ecc is not None},
-            {gpu.address: gpu.mig.pending for gpu, *_ in gpus
-             if gpu.mig is not None}, confidential_computing),
-        {gpu.address: clique for gpu, *_, clique in gpus
-         if clique is not None})
-
-
 # The names of Ironic's nodes, traits, deploy templates and steps.
 #
 # A node whose GPUs can take a layout has the layout's trait. The deploy
@@ -375,9 +312,6 @@ def _inventory(gpus, place, driver_version=None, nvml_problem=None,
 
 KEY = 'nvidia_gpus'
 """The key of the ramdisk's report in Ironic's plugin data."""
-
-PCI_KEY = 'pci_devices'
-"""The key there of the report of ironic-python-agent's own collector."""
 
 APPLY_LAYOUT = 'apply_gpu_layout'
 """The deploy and service step."""

@@ -388,32 +388,18 @@ def with_gpus(cloud: connection.Cloud, listed: Collection[Node]
 
 def _inspected(cloud: connection.Cloud, node: Node) -> Node:
     try:
-        answer = cloud.sdk.baremetal.get_node_inventory(node.identity)
-        found = _gpus(answer['inventory'], answer['plugin_data'])
+        sent = cloud.sdk.baremetal.get_node_inventory(
+            node.identity)['plugin_data']
+        if inventory.KEY not in sent:
+            return dataclasses.replace(
+                node, unknown='it was inspected without the collector '
+                'nvidia-gpus')
+        return dataclasses.replace(
+            node, found=inventory.parse(sent[inventory.KEY]))
     except exceptions.NotFoundException:
         return dataclasses.replace(node, unknown='it has not been inspected')
     except exception.DocumentError as error:
         return dataclasses.replace(node, unknown=str(error))
-    if found is None:
-        return dataclasses.replace(
-            node, unknown='it was inspected without the collectors '
-            'nvidia-gpus and pci-devices')
-    return dataclasses.replace(node, found=found)
-
-
-def _gpus(basic: Mapping[str, Any], sent: Mapping[str, Any]
-          ) -> inventory.Inventory | None:
-    """The GPUs in stored inspection data; None if it has no list of devices.
-
-    After an in-band inspection the PCI devices are in ``sent``, after an
-    inspection by Redfish in ``basic``.
-    """
-    if inventory.KEY in sent:
-        return inventory.parse(sent[inventory.KEY])
-    for source in (sent, basic):
-        if source.get(inventory.PCI_KEY):
-            return inventory.from_pci(source[inventory.PCI_KEY])
-    return None
 
 
 def _hindrances(item: Any) -> Iterator[str]:

@@ -204,30 +204,9 @@ class MalformedTest(HookCase):
                       self.node.last_error)
 
 
-class PciDevicesTest(HookCase):
+class NoCollectorTest(HookCase):
 
-    def test_of_the_agent(self):
-        self.process({'pci_devices': [
-            PCI, {**PCI, 'bus': '0000:1c:00.0'},
-            {**PCI, 'vendor_id': '8086', 'bus': '0000:1d:00.0'}]})
-        self.assertEqual({'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_2'},
-                         self.others)
-        self.assertEqual('the ramdisk has no collector nvidia-gpus',
-                         self.node.properties['nvidia_gpus']['nvml_problem'])
-
-    def test_redfish_does_not_tell_enough(self):
-        self.process(self.data)
-        before = self.traits
-        self.process({}, {'pci_devices': [{
-            'vendor_id': '0x10de', 'product_id': '0x2330',
-            'class': 'DisplayController', 'revision': '0xa1'}]})
-        self.assertEqual(before, self.traits)
-
-    def test_malformed(self):
-        self.refused({'pci_devices': [{**PCI, 'bus': 'x'}]},
-                     'pci_devices[0].bus')
-
-    def test_neither(self):
+    def test_the_node_stays(self):
         self.process(self.data)
         before = (self.traits, self.node.properties)
         self.process({})

@@ -186,15 +186,7 @@ def tree(data):
 
 def ramdisk(content):
     """Return the inventory that a ramdisk sends, or None if refused."""
-    return _inspected(attempt(inventory.parse, content))
-
-
-def pci_devices(content):
-    """Do the same for what the ramdisk agent's own collector sends."""
-    return _inspected(attempt(inventory.from_pci, content))
-
-
-def _inspected(found):
+    found = attempt(inventory.parse, content)
     if found is None:
         return None
     host = model.Host(found.gpus, found.driver_version, found.nvml_problem,

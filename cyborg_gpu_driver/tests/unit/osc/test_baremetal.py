@@ -9,6 +9,8 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -93,8 +95,7 @@ class CreateTest(base.BaseTestCase):
             ['one', 'second', 'third'], [row['Name'] for row in nodes])
         for row, text in zip(nodes, (
                 'it has not been inspected',
-                'it was inspected without the collectors nvidia-gpus and '
-                'pci-devices',
+                'it was inspected without the collector nvidia-gpus',
                 'ramdisk: inventory.version: found 2; expected 1: '),
                 strict=True):
             self.assertIn(f'cannot take it: {text}', row['Change'])
@@ -102,10 +103,10 @@ class CreateTest(base.BaseTestCase):
 
     def test_what_hinders_them(self):
         self.write({**_PROFILE, 'groups': [{'gpu': 'passthrough'}]})
-        found = {'inventory': {'pci_devices': [{
-            'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
-            'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': None}]},
-            'plugin_data': {}}
+        gpu = model.Gpu(
+            model.PciAddress(0, 0x1b, 0, 0), '10de', '2330', '0302')
+        found = {'inventory': {}, 'plugin_data': {
+            'nvidia_gpus': inventory.to_dict(model.Host((gpu,)), {})}}
         self.answers.update({f'/v1/nodes/{node["uuid"]}/inventory': found
                              for node in _NODES})
         rows = json.loads(self.create('--dry-run', '-f', 'json')[0])

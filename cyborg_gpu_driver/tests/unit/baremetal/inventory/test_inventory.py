@@ -117,28 +117,3 @@ class ParseTest(base.BaseTestCase):
         count = len(list(boards.states(geometry.Geometry(profiles))))
         ways = inventory.ways(profiles)
         self.assertEqual((True, 5536), (723 <= count <= ways, ways))
-
-
-class PciTest(base.BaseTestCase):
-
-    def test_gpus_alone(self):
-        found = inventory.from_pci([
-            {**PCI, 'bus': '0000:1c:00.0', 'numa_node_id': '-1'}, PCI,
-            {**PCI, 'vendor_id': '8086'},
-            {**PCI, 'class': '068000', 'bus': '0000:1d:00.0'}, 'x'])
-        self.assertEqual((
-            model.Gpu(ADDRESS, '10de', '2330', '0302', numa_node=1),
-            model.Gpu(model.PciAddress.parse('0000:1c:00.0'), '10de', '2330',
-                      '0302')), found.gpus)
-        self.assertEqual(inventory.NO_COLLECTOR, found.nvml_problem)
-        self.assertFalse(found.asked)
-
-    def test_malformed(self):
-        for value in ({}, None, 'x', [{**PCI, 'bus': '1'}],
-                      [{**PCI, 'product_id': None}],
-                      [{**PCI, 'numa_node_id': '1' * 9}],
-                      [PCI, PCI], [PCI] * 99):
-            error = self.assertRaises(exception.DocumentError,
-                                      inventory.from_pci, value)
-            self.assertIn('ramdisk: pci_devices', str(error))
-            self.assertIn('; expected ', str(error))

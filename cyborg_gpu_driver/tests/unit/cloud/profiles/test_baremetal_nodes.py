@@ -10,6 +10,7 @@ from oslotest import base
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
@@ -19,8 +20,8 @@ _TRAIT = 'CUSTOM_GPU_LAYOUT_SLICE_10GB'
 _HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'
 _HEALTHY = 'CUSTOM_GPU_HEALTHY'
 _CLASS = 'CUSTOM_BAREMETAL_GPU'
-_PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
-        'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
+_UNSEEN = model.Gpu(model.PciAddress(0, 0x1b, 0, 0), '10de', '2330', '0302')
+"""An H100 without NVIDIA's driver."""
 
 
 @functools.cache
@@ -119,7 +120,7 @@ class JudgeTest(base.BaseTestCase):
 
     def test_a_ramdisk_without_driver(self):
         node = dataclasses.replace(
-            self.node(traits=()), found=inventory.from_pci([_PCI]))
+            self.node(traits=()), found=inventory.Inventory((_UNSEEN,)))
         self.assertRegex(self.verdict(node), '^cannot take it: the MIG '
                          'profiles of its GPUs are not known .*device-filter')
         named = test_baremetal_profile.node_profile(
