@@ -227,13 +227,11 @@ class FirstBoot:
             raise exception.HostUnusable(reason='; '.join(host.problems))
         return bool(host.gpus)
 
-    def partition(self, timeout: float, found: layout_sources.Found,
-                  *others: layout_sources.Found) -> Report:
+    def partition(self, timeout: float, found: layout_sources.Found
+                  ) -> Report:
         """Apply a layout once NVIDIA's driver is ready.
 
         :param timeout: seconds that the driver may take.
-        :param others: layouts of other sources. They must agree, because it
-            is unknown which of two different layouts is the intended one.
         """
         host, lacking = self._wait(timeout)
         if host.nvml_problem:
@@ -241,7 +239,7 @@ class FirstBoot:
                 f'the NVIDIA driver is not ready after {timeout:g} seconds: '
                 f'{lacking}'))
         try:
-            return self._apply(host, found, others)
+            return self._apply(host, found)
         except exception.DocumentError as error:
             # The layout may be right for a GPU that cannot be read.
             unread = [choice.obstacle(host, gpu) for gpu in host.gpus
@@ -287,15 +285,9 @@ class FirstBoot:
                 and gpu.driver in (None, _DRIVER)
                 and not self._node.ignores(gpu)]
 
-    def _apply(self, host, found, others):
+    def _apply(self, host, found):
         gpus = choice.gpus(host)
         entry = found.entry(gpus)
-        for other in others:
-            if found.differs(other, gpus):
-                return Report(Result.UNUSABLE, (
-                    f'the layout {found.layout} of {found.source} differs '
-                    f'from the layout {other.layout} of {other.source}: '
-                    'remove one of them'))
         chosen = entry.chosen(gpus)
         if not chosen:
             return Report(Result.UNUSABLE, (

@@ -16,7 +16,7 @@ from oslo_log import log
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory as baremetal_inventory
-from cyborg_gpu_driver.baremetal import layout_files
+from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.baremetal import node as baremetal_node
 from cyborg_gpu_driver.conf import baremetal
 
@@ -72,7 +72,7 @@ def _read(node, plugin_data):
 def _files():
     """Return the operator's layouts."""
     try:
-        return layout_files.read(CONF)
+        return layout_sources.of_operator(CONF)
     except exception.GpuDriverError as error:
         raise ironic_exception.HardwareInspectionFailure(
             error=f'NVIDIA GPUs: {error}') from error

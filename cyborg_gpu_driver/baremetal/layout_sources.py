@@ -1,29 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Find and read the layout of a bare-metal server.
+"""Find and read the layouts of bare-metal servers.
 
-The sources are, in this order: the file that a deploy step put into the image,
-and the server's metadata, which cloud-init reads from the config drive or the
-metadata service. Both may have a layout, if the layouts agree. In the metadata
-the layout is below :data:`KEY`. No source is trusted: a layout is used only
-after it has been parsed completely.
+The sources of a server's layout are, in this order: the file that a deploy
+step put into the image, and the server's metadata, which cloud-init reads from
+the config drive or the metadata service. The first one with a layout counts.
+In the metadata the layout is below :data:`KEY`. A layout is used only after it
+has been parsed completely.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 
-import yaml
+from oslo_config import cfg
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import node
-from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
@@ -37,10 +35,6 @@ its documentation). ``ds.meta_data`` is OpenStack's :file:`meta_data.json`
 LIMIT = 1 << 20
 """Bytes of a document; the programs that write them stay below this."""
 
-_LAYOUT_LIMIT = 1 << 16
-"""Characters of a layout; one with an item for each of 16 GPUs has 3000."""
-_DEPTH = 16
-"""Nesting of lists and mappings; a layout has five levels."""
 _META = ('ds', 'meta_data', 'meta')
 _NAME = re.compile(r'[A-Za-z0-9][\w.+-]{0,254}', re.ASCII)
 
@@ -70,38 +64,28 @@ class Found:
             return _named(self.source, self.wanted, gpus)
         return self.wanted
 
-    def differs(self, other: Found, gpus: tuple[model.Gpu, ...]) -> bool:
-        """Whether another layout has a different effect on these GPUs.
 
-        :raises DocumentError: if one of the layouts does not suit these GPUs.
-        """
-        mine, others = (_effect(found.entry(gpus), gpus)
-                        for found in (self, other))
-        return mine != others
-
-
-def search(layout_file: str, instance_data: str) -> list[Found]:
-    """Return the layouts of both sources, the file's first.
+def search(layout_file: str, instance_data: str) -> Found | None:
+    """Return the layout of the first source that has one.
 
     :raises DocumentError, CloudError: if a layout cannot be used, or a
         source cannot be read.
     """
-    return [*in_file(layout_file), *in_metadata(instance_data)]
+    return _in_file(layout_file) or _in_metadata(instance_data)
 
 
-def in_file(path: str) -> Iterator[Found]:
-    """Yield the layout of a layout file of one entry; none without a file."""
+def _in_file(path: str) -> Found | None:
+    """Return the layout of a layout file of one entry; None without a file."""
     text = _read(path)
-    if text is not None:
-        _check(text, path)
-        yield Found(path, layout_file.LayoutFile.parse(text, path).entry())
+    return None if text is None else Found(
+        path, layout_file.LayoutFile.parse(text, path).entry())
 
 
-def in_metadata(path: str) -> Iterator[Found]:
-    """Yield the layout in the server's metadata; none without the file."""
+def _in_metadata(path: str) -> Found | None:
+    """Return the layout in the server's metadata; None if it has none."""
     text = _read(path)
     if text is None:
-        return
+        return None
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -109,8 +93,7 @@ def in_metadata(path: str) -> Iterator[Found]:
             f'not JSON: {error}', 'look at the log of cloud-init') from error
     for key in _META:
         found = _object(found, path).get(key) or {}
-    if KEY in _object(found, path):
-        yield _found(found[KEY], path)
+    return _found(found[KEY], path) if KEY in _object(found, path) else None
 
 
 def _read(path):
@@ -131,14 +114,6 @@ def _read(path):
                        f'{error.start}') from error
 
 
-def _effect(entry, gpus):
-    """Return the selected GPUs, and what is wanted of those reachable."""
-    chosen = entry.chosen(gpus)
-    reachable = [index for index in chosen
-                 if not condition.obstacle(gpus[index])]
-    return chosen, entry.for_chosen(gpus, reachable)
-
-
 def _refused(source, reason):
     return exception.CloudError(f'{source}: {reason}')
 
@@ -153,7 +128,6 @@ def _found(value, source):
     """Return the layout in the value below the key."""
     source = f'{source}, {KEY}'
     text = value.strip() if isinstance(value, str) else json.dumps(value)
-    _check(text, source)
     if isinstance(value, str) and _NAME.fullmatch(text):
         return Found(source, text)
     value = layout_yaml.plain(text, layout_yaml.place_in(source))
@@ -172,28 +146,20 @@ def _named(source, value, gpus=()):
         node.entry_of(value, gpus, source=source), source=source)
 
 
-def _check(text: str, source: str) -> None:
-    """Refuse text that takes long to parse, or grows when it is printed."""
-    place = layout_yaml.place_in(source)
-    if len(text) > _LAYOUT_LIMIT:
-        raise place.error(f'longer than {_LAYOUT_LIMIT} characters',
-                          'give a shorter one')
-    depth = 0
-    for event in _events(text):
-        depth += (isinstance(event, yaml.CollectionStartEvent)
-                  - isinstance(event, yaml.CollectionEndEvent))
-        if depth > _DEPTH:
-            raise place.error(f'nested more than {_DEPTH} levels deep',
-                              'expected a layout')
-        if isinstance(event, yaml.AliasEvent):
-            raise place.error('found a YAML alias',
-                              'repeat the content instead')
+def of_operator(conf: cfg.ConfigOpts) -> tuple[layout_file.LayoutFile, ...]:
+    """Return the layouts of ``[gpu_baremetal] layout_files``, in that order.
 
-
-def _events(text):
-    """Yield the YAML events, up to where the text is malformed.
-
-    The parser that reads the text next reports what is wrong.
+    :raises InvalidConfiguration: naming the file that cannot be read.
+    :raises DocumentError: naming file and entry.
     """
-    with contextlib.suppress(yaml.YAMLError, ValueError):
-        yield from yaml.parse(text, yaml.SafeLoader)
+    found = []
+    for path in conf[baremetal.GROUP].layout_files:
+        try:
+            with open(path, encoding='utf-8') as stream:
+                text = stream.read()
+        except (OSError, ValueError) as error:
+            raise exception.InvalidConfiguration(
+                group=baremetal.GROUP, option='layout_files', value=path,
+                reason=str(error)) from error
+        found.append(layout_file.LayoutFile.parse(text, path))
+    return tuple(found)

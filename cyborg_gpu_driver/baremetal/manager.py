@@ -18,7 +18,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.baremetal import inventory
-from cyborg_gpu_driver.baremetal import layout_files
+from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.baremetal import layouter
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk
@@ -95,7 +95,7 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
         """Put a layout into the deployed image, and set lasting modes."""
         with _told(node):
             return layouter.apply_layout(self._ramdisk, layout,
-                                         layout_files.read(CONF))
+                                         layout_sources.of_operator(CONF))
 
     def clear_gpu_partitions(self, node, ports) -> dict[str, Any]:
         """Remove everything that partitions the GPUs."""

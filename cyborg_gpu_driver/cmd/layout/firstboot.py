@@ -140,14 +140,13 @@ class _Boot:
         found = layout_sources.search(
             self._args.layout_file or _LAYOUT_FILE,
             self._args.instance_data or layout_sources.INSTANCE_DATA)
-        if not found:
+        if found is None:
             return first_boot.Report(first_boot.Result.NO_LAYOUT)
-        for item in found:
-            output.say(first_boot.printable(
-                f'Found the layout {item.layout} in {item.source}.'))
+        output.say(first_boot.printable(
+            f'Found the layout {found.layout} in {found.source}.'))
         return dataclasses.replace(
-            self._boot.partition(self._args.timeout, *found),
-            source=found[0].source, layout=found[0].layout)
+            self._boot.partition(self._args.timeout, found),
+            source=found.source, layout=found.layout)
 
 
 def _file(text: str) -> str:

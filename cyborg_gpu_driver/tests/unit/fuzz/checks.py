@@ -216,9 +216,9 @@ def metadata(text, gpus=()):
         found = attempt(layout_sources.search, '', path)
     if not found:
         return
-    hold(found[0].source.startswith(path), found)
-    hold(isinstance(found[0].layout, str), found)
-    entry = attempt(found[0].entry, gpus)
+    hold(found.source.startswith(path), found)
+    hold(isinstance(found.layout, str), found)
+    entry = attempt(found.entry, gpus)
     if entry is not None:
         attempt(entry.for_host, gpus)
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where layouts are found, which of several is used, and which are refused.
-"""
+"""Where layouts are found, and which are refused."""
 
 import json
 import os
@@ -11,9 +10,6 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layout_sources
-from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine
 
 _ITEM = {'devices': 'all', 'mig-enabled': True, 'mig-devices': {'1g.10gb': 2}}
 _FILE = {'version': 'v1', 'mig-configs': {'pair': [_ITEM]}}
@@ -36,7 +32,7 @@ class SourcesCase(base.BaseTestCase):
     def property(self, value):
         """The layout found for a server with this value of the property."""
         return self.metadata({'ds': {'meta_data': {'uuid': 'u', 'meta': {
-            'cyborg_gpu_layout': value, 'other': 'x'}}}})[0]
+            'cyborg_gpu_layout': value, 'other': 'x'}}}})
 
 
 class MetadataTest(SourcesCase):
@@ -44,7 +40,7 @@ class MetadataTest(SourcesCase):
     def test_none(self):
         for content in ({}, {'ds': None}, {'ds': {'meta_data': {}}},
                         {'ds': {'meta_data': {'meta': {'x': 'y'}}}}):
-            self.assertEqual([], self.metadata(content))
+            self.assertIsNone(self.metadata(content))
 
     def test_a_name(self):
         found = self.property(' all-1g.10gb\n')
@@ -85,51 +81,17 @@ class MetadataTest(SourcesCase):
         for value, words in (
                 ('', 'found nothing; expected the name of a layout'),
                 ('no such name', "found 'no such name'; expected the name"),
-                ('{', 'not YAML'), ('[' * 60000, 'nested more than 16 levels'),
+                ('{', 'not YAML'), ('[' * 60000, 'not YAML'),
                 (True, 'found true'), (7.5, 'found 7.5'),
                 ([bad], "unknown key 'mig-devises'"),
                 ({'a': [_ITEM], 'b': [_ITEM]}, 'found keys a, b; expected'),
                 (dict(_FILE, version='v2'),
                  "version: found 'v2'; expected v1"),
-                ('{a: [{devices: all, devices: all}]}', 'appears twice'),
-                ('x' * 70000, 'longer than 65536 characters'),
-                ([_ITEM] * 2000, 'longer than 65536 characters')):
+                ('{a: [{devices: all, devices: all}]}', 'appears twice')):
             error = self.assertRaises(exception.DocumentError, self.property,
                                       value)
             self.assertIn(words, str(error))
             self.assertIn(f'{self.data}, cyborg_gpu_layout:', str(error))
-
-    def test_an_alias_is_refused(self):
-        """Expanded aliases would make the printed layout grow without bound.
-        """
-        lists = ', '.join(
-            f'&a{number} [{f"*a{number - 1}, " * 9}]' if number else
-            '&a0 [x]' for number in range(30))
-        error = self.assertRaises(
-            exception.DocumentError, self.property,
-            f'[{{devices: all, mig-enabled: [{lists}]}}]')
-        self.assertIn('found a YAML alias; repeat', str(error))
-
-
-class EntryTest(SourcesCase):
-
-    def setUp(self):
-        super().setUp()
-        simulated = machine.Machine.load('hgx-h100')
-        self.gpus = reader.HostReader(
-            platform.open_platform(simulated)).snapshot().gpus
-        self.addCleanup(simulated.uninstall)
-
-    def test_layouts_differ_in_what_they_do_and_not_in_their_names(self):
-        item = {**_ITEM, 'mig-devices': {'1g.10gb': 7}}
-        named = self.property('all-1g.10gb')
-        for value, differs in (
-                ('all-1g.10gb', False), ({'x': [item]}, False),
-                ({'x': [{**item, 'devices': list(range(8))}]}, False),
-                ({'x': [{**item, 'devices': list(range(7))}]}, True),
-                ([_ITEM], True), ('all-disabled', True)):
-            self.assertEqual(differs, named.differs(
-                self.property(value), self.gpus), value)
 
 
 class FileTest(SourcesCase):
@@ -151,8 +113,7 @@ class FileTest(SourcesCase):
                 (b'', 'found nothing; expected a mapping with keys version'),
                 (b'all-1g.10gb', "found 'all-1g.10gb'; expected a mapping"),
                 (json.dumps(two).encode(), 'the file has several entries; '
-                 'choose one'),
-                (b'a: &a [1]\nb: *a', 'found a YAML alias')):
+                 'choose one')):
             error = self.assertRaises(exception.DocumentError, self.found,
                                       content)
             self.assertIn(f'{self.path}: ', str(error))
