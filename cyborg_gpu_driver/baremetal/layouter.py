@@ -34,7 +34,6 @@ from cyborg_gpu_driver.baremetal import tree
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import target
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program.ready import apply
 
@@ -172,7 +171,7 @@ def _tell(gpu, wanted, mode):
 
 
 def _boards(host):
-    return ', '.join(sorted({layout_devices.board(gpu)
+    return ', '.join(sorted({layout_file.board(gpu)
                              for gpu in host.gpus})) or 'none'
 
 

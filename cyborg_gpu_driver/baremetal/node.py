@@ -18,7 +18,6 @@ from cyborg_gpu_driver.baremetal import inventory as baremetal_inventory
 from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state
 from cyborg_gpu_driver.partition.layout import yaml
@@ -84,7 +83,7 @@ def _speaks(entry: layout_file.Entry, index: int, gpu: model.Gpu) -> bool:
         raise yaml.place_in(
             entry.source, f'entry {entry.name}, GPU {index}').error(
             'NVML does not list the GPU', 'give its board in a device-filter: '
-            f'"{layout_devices.board(gpu)}"')
+            f'"{layout_file.board(gpu)}"')
     return bool(found)
 
 

@@ -34,7 +34,6 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition import names as profile_names
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 from cyborg_gpu_driver.report.content import names as report_names
@@ -123,7 +122,7 @@ def make(profile: resources.DeviceProfile, nodes: Mapping[str, Any],
         an item of a layout file selects them; by default all.
     :raises DocumentError: if a node cannot have such a layout.
     """
-    devices = layout_devices.Devices.parse(
+    devices = layout_file.Devices.parse(
         {'devices': layout_yaml.ALL, **nodes}, place.below('nodes'))
     wanted: collections.Counter[str] = collections.Counter()
     required: set[str] = set()
@@ -179,7 +178,7 @@ def steps_text(steps: Any) -> str:
 
 
 def _sections(place: schema.Place, whole: int, slices: Mapping[str, int],
-              devices: layout_devices.Devices
+              devices: layout_file.Devices
               ) -> tuple[layout_file.Section, ...]:
     """The sections of the layout."""
     if whole and slices and devices.indices is None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import target
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state as layout_state
 
@@ -107,7 +106,7 @@ def mig_entry(node: Node) -> layout_file.Entry:
               tuple(item.wanted.counts.items())].append(index)
     return layout_file.Entry(
         'rendered layout', node.name, tuple(layout_file.Section(
-            layout_devices.Devices(
+            layout_file.Devices(
                 None if len(indices) == len(node.gpus) else tuple(indices)),
             enabled, dict(counts))
             for (enabled, counts), indices in alike.items()))

@@ -14,7 +14,6 @@ import yaml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import plugin as kubernetes_plugin
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
@@ -112,7 +111,7 @@ def _mig_parted(node: kubernetes_node.Node) -> dict[str, Any]:
     """Return mig-parted's file, which always has :data:`DISABLED`."""
     entries = {entry.name: entry for entry in (
         layout_file.Entry(_SOURCE, DISABLED, (layout_file.Section(
-            layout_devices.Devices(), False),)),
+            layout_file.Devices(), False),)),
         kubernetes_node.mig_entry(node))}
     return layout_file.LayoutFile(
         tuple(entries.values()), _SOURCE).to_dict()

@@ -30,15 +30,67 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import plan
 from cyborg_gpu_driver.partition import target
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """A selection of GPUs, by index and by board."""
+
+    indices: tuple[int, ...] | None = None
+    """Positions among the host's GPUs by PCI address; None for all."""
+    boards: tuple[str, ...] = ()
+    """``0x20B010DE``: device id and vendor id; empty for every board."""
+
+    @classmethod
+    def parse(cls, item: dict[str, Any], place: schema.Place) -> Devices:
+        """Read ``devices`` and ``device-filter`` of an item.
+
+        :param item: an item that has passed its schema.
+        :raises DocumentError: if a board appears twice.
+        """
+        found = item.get('device-filter') or ()
+        boards = (found,) if isinstance(found, str) else tuple(found)
+        if len({board.lower() for board in boards}) < len(boards):
+            raise place.below('device-filter').error(
+                'a board appears twice', 'keep one')
+        return cls(None if item['devices'] == layout_yaml.ALL
+                   else tuple(item['devices']), boards)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys as they appear in a file."""
+        result: dict[str, Any] = {}
+        if len(self.boards) == 1:
+            result['device-filter'] = self.boards[0]
+        elif self.boards:
+            result['device-filter'] = layout_yaml.Flow(self.boards)
+        result['devices'] = (layout_yaml.ALL if self.indices is None
+                             else layout_yaml.Flow(self.indices))
+        return result
+
+    def include(self, index: int, gpu: model.Gpu) -> bool:
+        """Whether the selection includes the GPU at position ``index``."""
+        return ((self.indices is None or index in self.indices)
+                and (not self.boards or board(gpu).lower() in
+                     (text.lower() for text in self.boards)))
+
+    def __str__(self) -> str:
+        chosen = (layout_yaml.ALL if self.indices is None
+                  else f'[{", ".join(map(str, self.indices))}]')
+        boards = f' of {", ".join(self.boards)}' if self.boards else ''
+        return f'devices {chosen}{boards}'
+
+
+def board(gpu: model.Gpu) -> str:
+    """Return a GPU's board as filters name it: ``0x20B010DE``."""
+    return f'0x{gpu.device_id.upper()}{gpu.vendor_id.upper()}'
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
     """One item of an entry: a selection of GPUs and their wanted state."""
 
-    devices: layout_devices.Devices
+    devices: Devices
     mig_enabled: bool
     mig_devices: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """MIG devices by name; empty with ``mig_enabled`` clears the GPU."""
@@ -60,7 +112,7 @@ class Section:
         if counts and not any(counts.values()):
             raise place.below('mig-devices').error(
                 'all counts are 0', 'give {} for none at all')
-        return cls(layout_devices.Devices.parse(item, place), enabled,
+        return cls(Devices.parse(item, place), enabled,
                    dict(counts))
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import plan
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import target
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import yaml
 
@@ -88,7 +87,7 @@ def export(gpus: Sequence[model.Gpu], name: str = 'current',
         enabled = gpu.mig is not None and gpu.mig.enabled
         alike[enabled, tuple(_whole_counts(gpu))].append(index)
     sections = tuple(layout_file.Section(
-        layout_devices.Devices(
+        layout_file.Devices(
             None if len(indices) == len(gpus) else tuple(indices)),
         enabled, dict(counts))
         for (enabled, counts), indices in alike.items())
@@ -166,7 +165,7 @@ def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
     boards: dict[str, model.Mig | None] = {}
     for gpu in gpus:
         # If a GPU cannot be read, another GPU of its board may know more.
-        board = layout_devices.board(gpu)
+        board = layout_file.board(gpu)
         boards[board] = boards.get(board) or gpu.mig
     entries: dict[str, dict[str, _Content]] = collections.defaultdict(dict)
     for board, mig in sorted(boards.items()):
@@ -188,7 +187,7 @@ def _sections(by_board: Mapping[str, _Content], board_count: int
     for board, content in by_board.items():
         alike[content].append(board)
     return tuple(layout_file.Section(
-        layout_devices.Devices(
+        layout_file.Devices(
             boards=() if len(boards) == board_count else tuple(boards)),
         enabled, dict(counts))
         for (enabled, counts), boards in alike.items())

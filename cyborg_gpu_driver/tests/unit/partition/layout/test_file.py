@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -99,7 +98,7 @@ class LayoutFileTestCase(base.BaseTestCase):
     def test_any_file_reads_as_it_was_written(self, content):
         written = layout_file.LayoutFile(tuple(
             layout_file.Entry('some.yaml', name, (layout_file.Section(
-                layout_devices.Devices(
+                layout_file.Devices(
                     None if indices is None else tuple(indices),
                     tuple(filters)),
                 enabled, counts if enabled else {}),))
