@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import re
 from collections.abc import Collection
@@ -100,13 +99,7 @@ def _now(gpu: model.Gpu) -> target.Wanted:
 
 def mig_entry(node: Node) -> layout_file.Entry:
     """Return the node's layout for mig-parted."""
-    alike = collections.defaultdict(list)
-    for index, item in enumerate(node.gpus):
-        alike[item.wanted.enabled,
-              tuple(item.wanted.counts.items())].append(index)
     return layout_file.Entry(
-        'rendered layout', node.name, tuple(layout_file.Section(
-            layout_file.Devices(
-                None if len(indices) == len(node.gpus) else tuple(indices)),
-            enabled, dict(counts))
-            for (enabled, counts), indices in alike.items()))
+        'rendered layout', node.name, layout_file.sections({
+            index: (item.wanted.enabled, tuple(item.wanted.counts.items()))
+            for index, item in enumerate(node.gpus)}, len(node.gpus)))

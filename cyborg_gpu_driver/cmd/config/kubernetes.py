@@ -16,8 +16,8 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import plugin
 from cyborg_gpu_driver.kubernetes import render
+from cyborg_gpu_driver.partition import plan
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.partition.layout import state as layout_state
 
 _STDOUT = '-'
 _CURRENT = 'current'
@@ -115,9 +115,9 @@ def _node(machine, parsed_args):
            for index, gpu in enumerate(machine.gpus)]
     gpus = kubernetes_node.wanted_by(now, entry, chosen)
     for item in gpus:
-        for difference in layout_state.differences(item.gpu, item.wanted):
+        if not plan.plan(item.gpu, item.wanted).is_empty:
             output.say(f'GPU {item.gpu.address} does not match the layout '
-                       f'yet: {difference}')
+                       f'yet: {item.wanted}')
     return kubernetes_node.Node(
         entry.name if entry else parsed_args.name or _CURRENT, gpus)
 

@@ -84,14 +84,16 @@ class PlanLayout(LayoutCommand):
         machine = self.app.machine.for_changes(links=False)
         rows, differ = [], False
         for index, gpu, wanted in wanted_of(machine, parsed_args):
-            row = _planned(machine, gpu, wanted, parsed_args.mode_only)
-            planned = row.pop('plan')
-            rows.append({'index': index, 'address': str(gpu.address), **row})
-            differ |= bool(row['differences'] or row['error'])
+            planned, error = _planned(machine, gpu, wanted,
+                                      parsed_args.mode_only)
+            rows.append({'index': index, 'address': str(gpu.address),
+                         'error': error,
+                         **(planned.to_dict() if planned else {})})
+            differ |= error is not None or not planned.is_empty
             if parsed_args.output_format == 'text' and planned:
                 self.write('\n'.join(planned.lines()))
-            for text in filter(None, (*row['differences'], row['error'])):
-                output.say(f'GPU {index} ({gpu.address}): {text}')
+            if error:
+                output.say(f'GPU {index} ({gpu.address}): {error}')
         if parsed_args.output_format != 'text':
             self.write_value(rows, parsed_args.output_format)
         output.say('The layout is not in effect.' if differ
@@ -100,23 +102,15 @@ class PlanLayout(LayoutCommand):
 
 
 def _planned(machine, gpu, wanted, mode_only):
-    """Return what differs on a GPU and how it would change, as a row."""
-    now = machine.current(gpu)
-    if mode_only:
-        found = layout_state.mode_differences(now, wanted)
-    else:
-        found = layout_state.differences(now, wanted,
-                                         machine.transactions.in_use(now))
+    """Return how a GPU would change, and what is wrong; None for neither."""
     record = machine.records.read(gpu.address).change
-    if record is not None:
-        found = (*found, f'an earlier change was interrupted: {record}')
-    row = {'differences': list(found), 'plan': None, 'error': None}
+    interrupted = record and f'an earlier change was interrupted: {record}'
+    now = machine.current(gpu)
     try:
-        planned = machine.applier.plan(now, wanted,
-                                       apply.Options(mode_only=mode_only))
+        return machine.applier.plan(
+            now, wanted, apply.Options(mode_only=mode_only)), interrupted
     except exception.GpuDriverError as error:
-        return {**row, 'error': str(error)}
-    return {**row, 'plan': planned, **planned.to_dict()}
+        return None, '; '.join(filter(None, (interrupted, str(error))))
 
 
 class ExportLayout(LayoutCommand):

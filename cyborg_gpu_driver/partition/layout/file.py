@@ -18,6 +18,7 @@ another profile on another board.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -121,6 +122,21 @@ class Section:
         if self.mig_enabled:
             result['mig-devices'] = dict(self.mig_devices)
         return result
+
+
+def sections(contents: Mapping[int, tuple[bool, tuple[tuple[str, int], ...]]],
+             count: int) -> tuple[Section, ...]:
+    """Return a section for all GPUs with the same content.
+
+    :param contents: MIG mode and MIG devices of each GPU, by index.
+    :param count: how many GPUs there are.
+    """
+    alike = collections.defaultdict(list)
+    for index, content in contents.items():
+        alike[content].append(index)
+    return tuple(Section(
+        Devices(None if len(indices) == count else tuple(indices)), enabled,
+        dict(devices)) for (enabled, devices), indices in alike.items())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,53 +21,6 @@ from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import yaml
 
-_NOBODY: Mapping[model.Placement, str] = {}
-
-
-def mode_differences(gpu: model.Gpu, wanted: target.Wanted
-                     ) -> tuple[str, ...]:
-    """Describe how a GPU's MIG mode differs from what is wanted; empty if
-    it does not.
-    """
-    there = gpu.mig is not None and gpu.mig.enabled
-    pending = gpu.mig is not None and gpu.mig.pending
-    if there != wanted.enabled:
-        text = f'MIG mode is {_word(there)} instead of {_word(wanted.enabled)}'
-        if pending != there:
-            text += f', but {_word(pending)} is pending'
-        return (text,)
-    if pending != wanted.enabled:
-        return (f'MIG mode is {_word(there)}, but {_word(pending)} is '
-                'pending',)
-    return ()
-
-
-def differences(gpu: model.Gpu, wanted: target.Wanted,
-                in_use: Mapping[model.Placement, str] = _NOBODY
-                ) -> tuple[str, ...]:
-    """Describe how a GPU differs from what is wanted; empty if it does not.
-
-    A GPU is as wanted if and only if there is nothing to change. So a GPU
-    to which a layout was applied always passes.
-    """
-    try:
-        if plan.plan(gpu, wanted, in_use).is_empty:
-            return ()
-    except exception.ChangeRefused:
-        pass
-    found = [*mode_differences(gpu, wanted)]
-    there = _counts(gpu)
-    for name in dict.fromkeys([*wanted.counts, *there]):
-        expected = wanted.counts.get(name, 0)
-        if there[name] != expected:
-            found.append(f'{name}: {there[name]} instead of {expected}')
-    found += [
-        f'{spec.profile_name(mig, item.profile_id)} at {item.placement} has '
-        'no compute instance'
-        for mig, item in _instances(gpu)
-        if not item.compute and item.placement not in in_use]
-    return tuple(found)
-
 
 def export(gpus: Sequence[model.Gpu], name: str = 'current',
            source: str = 'this host', left_out: Collection[int] = ()
@@ -80,19 +33,11 @@ def export(gpus: Sequence[model.Gpu], name: str = 'current',
     :param gpus: the host's GPUs, by address.
     :param left_out: indices of GPUs that the file does not include.
     """
-    alike = collections.defaultdict(list)
-    for index, gpu in enumerate(gpus):
-        if index in left_out:
-            continue
-        enabled = gpu.mig is not None and gpu.mig.enabled
-        alike[enabled, tuple(_whole_counts(gpu))].append(index)
-    sections = tuple(layout_file.Section(
-        layout_file.Devices(
-            None if len(indices) == len(gpus) else tuple(indices)),
-        enabled, dict(counts))
-        for (enabled, counts), indices in alike.items())
-    return layout_file.LayoutFile(
-        (layout_file.Entry(source, name, sections),), source)
+    return layout_file.LayoutFile((layout_file.Entry(
+        source, name, layout_file.sections({
+            index: (gpu.mig is not None and gpu.mig.enabled, _counts(gpu))
+            for index, gpu in enumerate(gpus) if index not in left_out},
+            len(gpus))),), source)
 
 
 def check_described(gpus: Sequence[model.Gpu], file: layout_file.LayoutFile,
@@ -100,48 +45,35 @@ def check_described(gpus: Sequence[model.Gpu], file: layout_file.LayoutFile,
                     ) -> None:
     """Check that an exported layout is in effect on the GPUs it came from.
 
-    A layout file describes neither a GPU instance without compute instances
-    nor a mode change that is pending.
-
-    :param in_use: by index, as for :func:`differences`.
-    :raises DocumentError: naming what the file cannot describe.
+    :param in_use: by index, as for :func:`.partition.plan.plan`.
+    :raises DocumentError: if the file cannot describe a GPU.
     """
     for index, wanted in file.entry().for_host(gpus).items():
-        found = differences(gpus[index], wanted, in_use.get(index, _NOBODY))
-        if found:
+        try:
+            described = plan.plan(
+                gpus[index], wanted, in_use.get(index, {})).is_empty
+        except exception.ChangeRefused:
+            described = False
+        if not described:
             raise yaml.place_in(file.source, f'GPU {index}').error(
-                'a layout file cannot describe it: ' + '; '.join(found),
+                'a layout file cannot describe a GPU instance without compute '
+                'instances, or a MIG mode that is pending',
                 'apply a layout to it, or complete or undo the change')
 
 
-def _instances(gpu: model.Gpu
-               ) -> list[tuple[model.Mig, model.GpuInstance]]:
-    """Return each GPU instance with the MIG state that lists its profile."""
-    return [] if gpu.mig is None else [
-        (gpu.mig, item) for item in gpu.mig.instances]
-
-
-def _counts(gpu: model.Gpu) -> collections.Counter[str]:
+def _counts(gpu: model.Gpu) -> _Counts:
     """Return the number of MIG devices by name."""
+    if gpu.mig is None:
+        return ()
     counts: collections.Counter[str] = collections.Counter()
-    for mig, item in _instances(gpu):
-        profile = mig.profile_by_id(item.profile_id)
-        for compute in item.compute:
-            counts[target.device_name(profile, compute.size) if profile
-                   else spec.profile_name(mig, item.profile_id)] += 1
-    return counts
-
-
-def _whole_counts(gpu: model.Gpu) -> list[tuple[str, int]]:
-    counts = _counts(gpu)
-    for mig, item in _instances(gpu):
-        if not item.compute:
-            counts[spec.profile_name(mig, item.profile_id)] += 1
-    return sorted(counts.items())
-
-
-def _word(enabled: bool) -> str:
-    return 'on' if enabled else 'off'
+    for item in gpu.mig.instances:
+        profile = gpu.mig.profile_by_id(item.profile_id)
+        if profile is None or not item.compute:
+            counts[spec.profile_name(gpu.mig, item.profile_id)] += 1
+        else:
+            counts.update(target.device_name(profile, part.size)
+                          for part in item.compute)
+    return tuple(sorted(counts.items()))
 
 
 # Generate a layout file of all sensible layouts for a host's GPUs.

@@ -44,7 +44,7 @@ class LayoutTest(RenderCase):
     def test_layout_that_is_there(self):
         _, errors = self.render('--layout', self.file, '--name', 'halves')
         self.assertIn('GPU 0000:18:00.0 does not match the layout yet: '
-                      '3g.40gb: 0 instead of 2', errors)
+                      '2 x 3g.40gb', errors)
         self.apply('halves')
         _, errors = self.render('--layout', self.file, '--name', 'halves')
         self.assertNotIn('does not match the layout yet', errors)
