@@ -7,14 +7,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import os
 import re
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import layout_sources
@@ -22,12 +20,9 @@ from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.record import codec
 
 # The outcome of a first boot, for people and for programs.
 
-_KIND = 'cyborg-gpu first boot'
-_VERSION = 1
 _LINE = 'cyborg-gpu-firstboot:'
 """Start of the line that operators look for on the console."""
 _REASON_MAX = 500
@@ -83,10 +78,6 @@ class Report:
     error: str | None = None
     """What prevented the whole; GPUs have errors of their own."""
     gpus: tuple[GpuReport, ...] = ()
-    time: str = ''
-    """ISO 8601, UTC."""
-    boot_id: str = ''
-    """The kernel's boot id, which changes with each reboot."""
     source: str | None = None
     """The source of the layout."""
     layout: str | None = None
@@ -159,34 +150,6 @@ def printable(text: str) -> str:
         letter if letter.isprintable()
         else letter.encode('unicode_escape').decode('ascii')
         for letter in text)
-
-
-def write_report(state_path: str, report: Report) -> None:
-    """Keep a report until the next one.
-
-    :raises JournalError: if it cannot be written to the disk.
-    """
-    durable.write(_path(state_path), _KIND, _VERSION, report.to_dict())
-
-
-def read_report(state_path: str) -> Report | None:
-    """Return the last report; None if there is none.
-
-    :raises JournalError: if it cannot be read, or is not a report.
-    """
-    path = _path(state_path)
-    content = durable.read(path, _KIND, _VERSION)
-    if content is None:
-        return None
-    try:
-        return codec.decode(Report, content)
-    except ValueError as error:
-        raise exception.JournalError(
-            path=path, reason=f'is damaged: {error}') from error
-
-
-def _path(state_path):
-    return os.path.join(state_path, 'firstboot.json')
 
 
 # The first boot of a bare-metal server: apply its layout to its GPUs.

@@ -10,7 +10,6 @@ import json
 import os
 
 from cliff import command
-from oslo_utils import timeutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
@@ -28,7 +27,7 @@ class FirstBoot(command.Command):
     """Partition the GPUs of a bare-metal server as its layout says.
 
     The layout is read from the image or from the metadata of the server, which
-    cloud-init writes to a file; layouts in both places must agree. Without a
+    cloud-init writes to a file; the one in the image comes first. Without a
     layout or a GPU, the command does nothing. Exits 1 if a GPU does not match
     the layout, and 2 if the layout cannot be used; then the GPUs are not
     changed. The last line is the result of the run, for the console of the
@@ -45,11 +44,6 @@ class FirstBoot(command.Command):
             '-f', '--format', choices=('text', 'json'), default='text',
             help='format of the report (default: text)')
         parser.add_argument(
-            '--show', action='store_true',
-            help='show the last report and do nothing else; the exit code is '
-                 'that of the report, or 1 if the report is from before the '
-                 'last reboot')
-        parser.add_argument(
             '--timeout', type=moments.seconds(0), metavar='SECONDS',
             default=_DRIVER_TIMEOUT,
             help='how long to wait for the NVIDIA driver (default: '
@@ -65,9 +59,6 @@ class FirstBoot(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        if parsed_args.show:
-            policies.read(self.app.conf)
-            return self._show(parsed_args, self.app.machine)
         try:
             policies.read(self.app.conf)
             return self._boot(parsed_args, self.app.machine)
@@ -80,25 +71,8 @@ class FirstBoot(command.Command):
         node.check_root('partition its GPUs')
         node.act_here()
         report = _Boot(parsed_args, node).report()
-        try:
-            first_boot.write_report(node.state_path, report)
-        except exception.JournalError as error:
-            output.say(f'This report cannot be saved: {error}')
         self._write(parsed_args, report)
         self._say_result(parsed_args, report.summary())
-        return report.result.code
-
-    def _show(self, parsed_args, node):
-        report = first_boot.read_report(node.state_path)
-        if report is None:
-            output.say('There is no report: the first boot has not run '
-                       'yet.')
-            return 1
-        self._write(parsed_args, report)
-        if report.boot_id != node.platform.boot_id():
-            output.say(f'This report is of {report.time}, before the '
-                       'last reboot.')
-            return 1
         return report.result.code
 
     def _say_result(self, parsed_args, line):
@@ -119,20 +93,16 @@ class _Boot:
 
     def __init__(self, parsed_args, node):
         self._args = parsed_args
-        self._machine = node.platform
         self._boot = first_boot.FirstBoot(node, output.say)
 
     def report(self) -> first_boot.Report:
         """Search for the layout and apply it; errors are in the report."""
         try:
-            report = self._outcome()
+            return self._outcome()
         except exception.DocumentError as error:
-            report = first_boot.Report(first_boot.Result.UNUSABLE, str(error))
+            return first_boot.Report(first_boot.Result.UNUSABLE, str(error))
         except exception.GpuDriverError as error:
-            report = first_boot.Report(first_boot.Result.FAILED, str(error))
-        return dataclasses.replace(
-            report, time=timeutils.utcnow(True).isoformat('T', 'seconds'),
-            boot_id=self._machine.boot_id())
+            return first_boot.Report(first_boot.Result.FAILED, str(error))
 
     def _outcome(self):
         if not self._boot.has_gpus():

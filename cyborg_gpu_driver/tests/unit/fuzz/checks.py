@@ -20,7 +20,6 @@ import tempfile
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import prometheus
-from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.baremetal import node
@@ -270,14 +269,3 @@ def _parts(record):
                 record.tenancy, seen).withheld, bool), record)
             hold(isinstance(cleaning.doubt(record.tenancy, seen), str),
                  record)
-
-
-def first_boot_file(state_path):
-    """Read the report of a first boot, which can also be printed."""
-    found = attempt(first_boot.read_report, state_path)
-    if found is not None:
-        hold('\n'.join(found.lines()).encode(), found)
-        for text in (found.time, found.boot_id, *found.others, *found.notes):
-            hold(isinstance(text, str), found)
-        first_boot.write_report(state_path, found)
-        hold(first_boot.read_report(state_path) == found, found)

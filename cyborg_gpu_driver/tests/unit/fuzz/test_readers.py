@@ -52,14 +52,6 @@ _ITEMS = [{'devices': 'all', 'device-filter': '0x233010DE',
            'mig-enabled': False}]
 _META = {'ds': {'meta_data': {
     'uuid': 'a', 'meta': {'cyborg_gpu_layout': 'all-1g.10gb'}}}}
-_FIRST_BOOT = {
-    'result': 'failed', 'time': '2026-01-01T00:00:00+00:00', 'boot_id': 'a',
-    'source': 'file', 'layout': 'one', 'others': ['drive'], 'notes': ['b'],
-    'error': 'c', 'gpus': [
-        {'index': 0, 'address': _GPU, 'status': 'changed',
-         'wanted': '1g.10gb', 'error': None},
-        {'index': None, 'address': '0000:0f:00.0', 'status': 'failed',
-         'wanted': 'one', 'error': 'lost'}]}
 _SPEC = {'vendor_id': '10de', 'product_id': '20b0', 'address':
          '0000:07:00.*', 'traits': 'CUSTOM_A,CUSTOM_B', 'managed': 'no'}
 _DEVICE_SPECS = strategies.one_of(
@@ -140,12 +132,6 @@ def _layout_in_metadata(test, text):
         'cyborg_gpu_layout': text}}}}), test.gpus)
 
 
-def _first_boot(test, content):
-    durable.write(f'{test.state_path}/firstboot.json',
-                  'cyborg-gpu first boot', 1, content)
-    checks.first_boot_file(test.state_path)
-
-
 def _nova(test, data):
     found = checks.attempt(conf_file.read, [_put(test, 'nova.conf', data)])
     for spec in found.device_spec if found else ():
@@ -221,7 +207,6 @@ ROWS = {
     'layout in metadata': (150, _layout_in_metadata, (
         base.yaml_texts({'one': _ITEMS}),)),
     'metadata of any text': (50, _plain(checks.metadata), (base.TEXTS,)),
-    'first boot': (250, _first_boot, (base.mutated(_FIRST_BOOT),)),
     'slowdowns': (150, _plain(checks.slowdowns), (base.mutated({'slowdown': {
         'a': {'a': 1.5, 'b': 1}, 'b': {'a': 2, 'c': None}}}),)),
     'utilization': (150, _plain(checks.utilization_of_gpus), (base.mutated({
@@ -263,7 +248,6 @@ EXAMPLES = (
     ('layout file', '{version: v1, mig-configs: {a: [{devices: all, '
                     'mig-enabled: 1, mig-devices: {}}]}}'),
     ('layout in metadata', '[' * 5000), ('layout in metadata', '!!binary x'),
-    ('first boot', _FIRST_BOOT),
     ('layout file', 'version: !!int ""'), ('layout file', '!!timestamp x'),
     ('device_spec', ['{"address": {"bus": "a{99999999999}"}}']),
     ('device_spec', ['[' * 5000]), ('device_spec', ['$pci.device_spec']),
