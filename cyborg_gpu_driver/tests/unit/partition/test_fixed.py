@@ -14,7 +14,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.tests.unit.partition import boards
-from cyborg_gpu_driver.tests.unit.partition.vgpu import test_placement
+from cyborg_gpu_driver.tests.unit.partition import test_vgpu_type
 
 # Type number, name, framebuffer in GiB, maximum of instances.
 L40S = ((1, 'L40S-48Q', 48, 1), (2, 'L40S-24Q', 24, 2), (3, 'L40S-12Q', 12, 4),
@@ -63,7 +63,7 @@ def a100(*carried, mixed=True):
     """An A100-40 in mixed-size mode, by default."""
     return l40s(*carried, vfs=16, mixed_sizes=mixed, vgpu_types=tuple(
         dataclasses.replace(kind, free_placements=None)
-        for kind in test_placement.kinds(40)))
+        for kind in test_vgpu_type.kinds(40)))
 
 
 def rules(mode='vgpu', mixed_sizes=False, **numbers):

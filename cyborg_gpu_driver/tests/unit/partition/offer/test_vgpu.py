@@ -13,7 +13,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import test_fixed
-from cyborg_gpu_driver.tests.unit.partition.vgpu import test_placement
+from cyborg_gpu_driver.tests.unit.partition import test_vgpu_type
 
 TWELVE = ('L40S-12Q', 'L40S-12A')
 
@@ -147,7 +147,7 @@ class TestVendorVfio(base.BaseTestCase):
 class TestMixedSizes(base.BaseTestCase):
 
     def gpu(self, taken=(), mixed=True, vfs=16, **fields):
-        kinds = test_placement.kinds(40, taken)
+        kinds = test_vgpu_type.kinds(40, taken)
         used = [size for _start, size in taken]
         return test_fixed.l40s(
             *used, vfs=vfs, mixed_sizes=mixed,
