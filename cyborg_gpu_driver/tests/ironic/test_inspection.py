@@ -131,13 +131,6 @@ class NoDriverTest(inspection_case.InspectionCase):
         self.inspect()
         self.assertEqual({LAYOUT + 'HALVES'}, self.layouts)
 
-    def test_driver_that_is_not_loaded(self):
-        machine = self.machine('a30x4')
-        machine.unload_library()
-        self.inspect()
-        self.assertEqual({'CUSTOM_NVIDIA_20B7', 'CUSTOM_GPU_COUNT_4'},
-                         self.others)
-
 
 class UnhealthyTest(inspection_case.InspectionCase):
 

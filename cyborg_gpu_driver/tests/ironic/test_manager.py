@@ -4,7 +4,6 @@
 
 import pynvml
 from ironic_python_agent import errors
-from ironic_python_agent import hardware
 
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -81,13 +80,6 @@ class OfferTest(agent_case.AgentCase):
         self.refused('deploy', _LAYOUT, errors.DeploymentError,
                      '[gpu] ignored_devices = some', layout='all-disabled')
 
-    def test_wrong_machine(self):
-        self.conf.config(group='gpu', simulate='no-such-host')
-        self.restart()
-        self.assertEqual(_CLEANING, self.names('clean'))
-        self.refused('clean', 'verify_gpus', errors.CleaningError,
-                     "'no-such-host'")
-
 
 class SysfsTest(agent_case.AgentCase):
     """A ramdisk without NVIDIA's driver and without a simulation."""
@@ -141,27 +133,6 @@ class SysfsTest(agent_case.AgentCase):
                       self.log.output)
         self.refused('clean', 'reset_gpus', errors.CleaningError,
                      'GPU 0000:01:00.0: the kernel has no way to reset it')
-
-    def test_one_is_missing(self):
-        self.add()
-        properties = {'nvidia_gpus': {'boards': [
-            {'device_id': '2330', 'model': None, 'count': 2}]}}
-        self.refused('clean', 'verify_gpus', errors.CleaningError,
-                     'NVIDIA 2330 where the last inspection found 2 x NVIDIA',
-                     properties=properties)
-        self.add()
-        self.execute('clean', 'verify_gpus', properties)
-
-
-class OtherCallsTest(agent_case.AgentCase):
-
-    def test_they_go_to_the_generic_manager(self):
-        ours, *others = hardware.get_managers()
-        self.assertEqual(agent_case.MANAGER, type(ours).__name__)
-        self.assertTrue(others)
-        self.assertEqual(str(self.disk),
-                         hardware.dispatch_to_managers(
-                             'get_os_install_device'))
 
 
 class CleanTest(agent_case.AgentCase):

@@ -109,12 +109,8 @@ class StageTest(LayoutCase):
     def test_wrong_layouts(self):
         item = _HALVES['halves'][0]
         self.fails('half', "no layout 'half'", 'all-2g.12gb')
-        self.fails([{**item, 'mig-devices': {'3g.40gb': 1}}],
-                   'NVIDIA A30 at', 'has 1g.6gb')
         self.fails([{**item, 'mig-devices': {'2g.12gb': 3}}],
                    'do not fit on one', 'at most 2 x 2g.12gb')
-        self.fails([{**item, 'devices': [4]}], 'there is no GPU 4',
-                   'this host has 0 to 3')
         self.fails([{**item, 'device-filter': '0x233010DE'}],
                    'matches no GPU of this node, which has 0x20B710DE')
         self.fails(17, 'expected the name of a layout')
@@ -182,11 +178,6 @@ class ImageTest(LayoutCase):
         self.assertEqual('off after a reboot', self.deploy(
             'all-disabled')['gpus'][0]['mig_mode'])
         self.fails('all-enabled', 'there is no cyborg-gpu')
-
-    def test_no_root(self):
-        self.image.mkdir()
-        self.fails(_HALVES, 'no partition has /etc/systemd/system',
-                   'without LVM')
 
 
 class ServiceTest(LayoutCase):

@@ -133,14 +133,6 @@ class TestLines(base.BaseTestCase):
             self.assertLessEqual(max(map(len, text.splitlines()[:-1])),
                                  max(width, gpu_map.TILE))
 
-    def test_no_line_is_longer_than_80(self):
-        for board in boards.ALL:
-            for line in drawn(*[tile(board)] * 3,
-                              pens=gpu_map.ASCII).splitlines():
-                self.assertLessEqual(len(line), 80, board)
-                self.assertEqual(line.rstrip(), line)
-                line.encode('ascii')
-
     def test_colours_do_not_move_anything(self):
         tiles = [tile('A100-80', ('1g.10gb', 6)), tile('A30')]
         seen = set()

@@ -49,13 +49,6 @@ class CountingTest(base.BaseTestCase):
             for xid in xids:
                 self.assertIs(expected, health.counts(xid, ignored), xid)
 
-    def test_the_newest_fatal_errors_need_a_reset(self):
-        for xid in (119, 173, 175):
-            conditions = health.noted((), xid, _NOW)
-            facts = dataclasses.replace(_CLEAN, recovery_action=None)
-            self.assertTrue(_after_checks(conditions, facts, 9), xid)
-            self.assertEqual((), health.after_reset(conditions))
-
     def test_no_xid_is_in_two_classes(self):
         self.assertFalse(health.APPLICATION_XIDS & health.IGNORED_XIDS)
         self.assertFalse(set(health.RESET_XIDS) & (

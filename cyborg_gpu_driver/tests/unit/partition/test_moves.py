@@ -61,12 +61,6 @@ class FindTest(test_base.BaseTestCase):
                  mobility=planner.Mobility.IDLE)], planner.Want(HALF))
         self.assertEqual(('a-2',), answer.plan.idle)
 
-    def test_a_server_moves_to_a_better_placement_on_its_gpu(self):
-        answer = planner.find(
-            [a30('a', (SMALL, 0), (SMALL, 2))], planner.Want(HALF))
-        self.assertEqual(1, len(answer.plan.moves))
-        self.assertEqual(('a', 'a'), steps(answer)[0][1:])
-
     def test_a_server_makes_way_for_another(self):
         only = frozenset({'a', 'b'})
         gpus = [a30('a', (HALF, 0)), a30('b', (HALF, 0), (SMALL, 3)),

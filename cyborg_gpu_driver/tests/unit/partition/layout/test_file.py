@@ -76,14 +76,6 @@ class LayoutFileTestCase(base.BaseTestCase):
         self.assertEqual(
             (0, 2), found.entry('by-hand').sections[0].devices.indices)
 
-    def test_what_is_written_reads_the_same(self):
-        found = self.parse(TEXT)
-        text = found.dump()
-        self.assertEqual(found, self.parse(text))
-        self.assertIn("device-filter: ['0x20B210DE', '0x233010de']", text)
-        self.assertIn("device-filter: '0x20B010DE'", text)
-        self.assertIn('devices: [0, 2]', text)
-
     @hypothesis.given(st.dictionaries(
         st.text('abc-.1', min_size=1), st.tuples(
             st.none() | st.lists(st.integers(0, 9), unique=True),
@@ -156,39 +148,15 @@ class LayoutFileTestCase(base.BaseTestCase):
 
     def test_a_bad_item_is_refused(self):
         on = 'devices: all, mig-enabled: true, mig-devices: '
-        choice = 'expected all, or a list of indices of GPUs, such as [0, 1]'
-        filter_ = ('expected one or a list of "0xDDDDVVVV", PCI device id '
-                   'and vendor id in quotes, such as "0x233010DE"')
-        count = 'expected a whole number from 0'
         for item, words in (
-                ('{mig-enabled: false}', ": key 'devices' is missing; "
-                 'expected all, or a list of indices of GPUs'),
                 ('{devices: all, mig-enabled: true}',
                  ": key 'mig-devices' is missing; give {} for a GPU"),
-                ('{devices: all, mig-enabled: false, mig_devices: {}}',
-                 ": unknown key 'mig_devices'; "
-                 'known keys: devices, mig-enabled, device-filter'),
                 ('{devices: all, mig-enabled: false, '
                  'mig-devices: {"1g.5gb": 1}}',
                  ': mig-devices without MIG mode; set mig-enabled: true'),
-                ('{devices: some, mig-enabled: false}',
-                 f".devices: found 'some'; {choice}"),
-                ('{devices: [-1], mig-enabled: false}',
-                 '.devices[0]: found -1; expected the index of a GPU, from '
-                 '0'),
-                ('{devices: [0, 1, 1], mig-enabled: false}',
-                 '.devices[2]: 1 appears twice; keep one'),
-                ('{devices: all, device-filter: 0x20B010DE, '
-                 'mig-enabled: false}',
-                 f'.device-filter: found 548409566 (0x20B010DE); {filter_}'),
                 ('{devices: all, device-filter: ["0x20B010DE", '
                  '"0x20b010de"], mig-enabled: false}',
                  '.device-filter: a board appears twice; keep one'),
-                (f'{{{on}[]}}', '.mig-devices: found an empty list; expected '
-                 'names of MIG devices and how many of each, such as '
-                 '{"1g.10gb": 2}'),
-                (f'{{{on}{{1g.5gb: -1}}}}',
-                 f'.mig-devices.1g.5gb: found -1; {count}'),
                 (f'{{{on}{{1g.5gb: 0}}}}', '.mig-devices: all counts are 0; '
                  'give {} for none at all'),
                 (f'{{{on}{{1g.5gb.me: 1}}}}', ".mig-devices: found key "
@@ -236,14 +204,6 @@ class ForGpuTestCase(base.BaseTestCase):
         error = self.assertRaises(
             exception.DocumentError, self.entry('by-hand').for_host, [])
         self.assertIn('this host has no GPU', str(error))
-
-    def test_a_profile_that_the_gpu_lacks(self):
-        error = self.assertRaises(
-            exception.DocumentError, self.entry('by-hand').for_gpu, 1,
-            boards.gpu(boards.A30, model='NVIDIA A30'))
-        for words in ('some.yaml', 'entry by-hand, GPU 1', '1c.3g.20gb',
-                      'NVIDIA A30', '1g.6gb, 1g.6gb+me, 2g.12gb'):
-            self.assertIn(words, str(error))
 
     def test_a_sum_that_the_gpu_cannot_hold(self):
         gpu = boards.gpu(boards.A100_40, model='NVIDIA A100')

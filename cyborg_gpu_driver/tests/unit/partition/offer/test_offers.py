@@ -138,15 +138,6 @@ class TestMig(base.BaseTestCase):
         self.assertEqual('1g.5gb', offer.profile)
         self.assertIn('driver vfio-pci', offer.problem)
 
-    def test_no_more_than_empty_functions(self):
-        gpu = a100(('1g.5gb', 6), vfs=16)
-        gpu = dataclasses.replace(gpu, vfs=boards.vfs(
-            16, used=['nvidia-474', 'nvidia-9', 'nvidia-9', 'nvidia-9']))
-        found = by_profile(gpu, MIG)
-        self.assertEqual((7, 3), (found['1g.5gb'].total,
-                                  found['1g.5gb'].creatable))
-        self.assertEqual(3, found['2g.10gb'].creatable)
-
     @hypothesis.given(st.integers(1, 20), st.integers(0, 12),
                       st.integers(0, 2 ** 16), st.booleans())
     def test_handles_do_not_follow_what_is_in_use(
@@ -212,16 +203,6 @@ class TestVgpuOnGpu(base.BaseTestCase):
             ('T4-4Q', 'this GPU has no vGPU type T4-4Q; it has T4-1B '
              '(nvidia-230), T4-2B (nvidia-231)'),
             (unknown.profile, unknown.problem))
-
-    def test_no_vgpus_here(self):
-        for fields, said in (
-                ({}, 'does not support vGPUs'),
-                ({'sriov_totalvfs': 16}, 'no virtual functions')):
-            gpu = t4(framework=model.Framework.NONE, mdev_types=(),
-                     vgpu_types=backed((231, 'T4-2B', 2048, 8, None)),
-                     **fields)
-            offer, = offers.offers(gpu, vgpu('T4-2B'))
-            self.assertIn(said, offer.problem)
 
 
 class TestVgpuOnFunctions(base.BaseTestCase):
