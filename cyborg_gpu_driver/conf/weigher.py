@@ -41,13 +41,6 @@ OPTS = [
              'their application in ``gpu:application``. Without the file, '
              '``quiet`` counts the servers on the GPU. It is read when '
              'nova-scheduler starts.'),
-    cfg.URIOpt(
-        'prometheus_url', schemes=['http', 'https'],
-        help='URL of a Prometheus that scrapes ``cyborg-gpu exporter --nvml`` '
-             'on the GPU hosts, such as ``http://prometheus:9090``. Then '
-             '``quiet`` also considers how busy the GPUs are. No request '
-             'waits for Prometheus. If it does not answer, or if the answer '
-             'is older than two minutes, its metrics have no effect.'),
     cfg.BoolOpt(
         'order_candidates', default=True,
         help='Whether to choose the GPU within the host as well. The best of '

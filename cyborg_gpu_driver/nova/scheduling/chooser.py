@@ -28,7 +28,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.nova import weigher_reader
 from cyborg_gpu_driver.nova.scheduling import promises
-from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.nova.weighing import published
@@ -87,8 +86,6 @@ class Chooser:
         self._lock = threading.Lock()
         self._promises = promises.Promises(_CLAIM + CACHE_SECONDS)
         self._applications: dict[str, str] = {}
-        self._utilization = utilization.Utilization(
-            CONF.gpu_weigher.prometheus_url)
         self._matrix = _matrix(CONF.gpu_weigher.interference_file)
 
     def request(self, spec, wish, hosts) -> Request | None:
@@ -249,15 +246,7 @@ class Chooser:
             if _strangers(request, there):
                 return math.inf
         return placement.figure(policy, cost, self._company(
-            request, policy, allocations),
-            self._busy(request, host, policy, allocations))
-
-    def _busy(self, request, host, policy, allocations):
-        """Return how busy a candidate's GPUs are, if the policy needs it."""
-        if policy is not placement.Placement.QUIET:
-            return None
-        return self._utilization.of(host.nodename, (
-            gpu[0].gpu for gpu in request.fleet.gpus(allocations)))
+            request, policy, allocations))
 
     def _company(self, request, policy, allocations):
         """Return who is on the GPUs of an allocation candidate.

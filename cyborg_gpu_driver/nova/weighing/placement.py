@@ -32,13 +32,6 @@ _TIE = 1e-3
 GPUs that are about equal."""
 
 
-_IDLE = 0.1
-"""The weight of an idle neighbour, relative to that of a busy one."""
-_BUSY = 0.1
-"""The weight of a GPU that is busy all the time relative to measured
-interference, as a share of a run time: slowdowns say more than utilization."""
-
-
 class Placement(enum.Enum):
     """What makes one GPU better than another."""
 
@@ -121,35 +114,19 @@ def _wrong(key: str, flavor: str, value: str, expected: str
         expected=expected)
 
 
-def figure(policy: Placement, cost: weigher_cost.Cost, company: Company,
-           utilization: float | None = None) -> float:
-    """Return how bad a GPU is: the least is best, infinite is impossible.
-
-    :param utilization: part of the time in which the GPU is busy, 0 to 1;
-        None if that is not known.
-    """
+def figure(policy: Placement, cost: weigher_cost.Cost, company: Company
+           ) -> float:
+    """Return how bad a GPU is: the least is best, infinite is impossible."""
     if policy is Placement.PACK:
         return cost.packing
     if policy is Placement.SPREAD:
         return -cost.spreading
     if policy is Placement.STANDALONE:
         return _standalone(cost, company)
-    return _trouble(company, utilization) - _TIE * cost.spreading
-
-
-def _trouble(company: Company, utilization: float | None) -> float:
-    """Return how much the servers on a GPU disturb each other.
-
-    The measure is the measured slowdowns, or otherwise the number of slices
-    and vGPUs in use. They count as busy if the utilization is not known.
-    """
-    if company.interference is not None:
-        return company.interference + _BUSY * (
-            utilization or 0 if company.neighbours else 0)
-    if utilization is None:
-        return company.neighbours
-    return min(company.neighbours,
-               utilization + _IDLE * company.neighbours)
+    # Without measured slowdowns, slices and vGPUs in use count.
+    trouble = (company.neighbours if company.interference is None
+               else company.interference)
+    return trouble - _TIE * cost.spreading
 
 
 def _standalone(cost: weigher_cost.Cost, company: Company) -> float:

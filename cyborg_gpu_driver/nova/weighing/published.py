@@ -50,8 +50,6 @@ class Offer:
     """Neither used nor reserved."""
     traits: frozenset[str] = frozenset()
     """Traits of the provider."""
-    gpu: str = ''
-    """PCI address of the GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +121,7 @@ def gpus(summaries: Mapping[str, Any], known: Mapping[str, str]
                     provider, _ATTRIBUTE.sub('+', name.label, count=1),
                     resource_class, amount['used'],
                     max(0, amount['capacity'] - amount['used']),
-                    _shared(tuple(sorted(summary['traits']))), name.gpu))
+                    _shared(tuple(sorted(summary['traits'])))))
     return tuple(Gpu(host, address, _exclusive(sorted(
         offers, key=lambda offer: offer.profile)))
         for (host, address), offers in sorted(found.items()))

@@ -15,9 +15,7 @@ from nova.api.validation.extra_specs import validators
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova import extra_specs
-from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.tests.nova import weigher_case
-from cyborg_gpu_driver.tests.unit.nova import prometheus
 
 FIRST, SECOND = weigher_case.GPUS
 SMALL = '1g.10gb'
@@ -102,45 +100,6 @@ class PolicyTest(PlacementCase):
         spec.requested_resources = []
         self.assertEqual(states, self.filtered(spec, states))
         self.assertEqual([], self.asked)
-
-
-class UtilizationTest(PlacementCase):
-    """The policy quiet, with a Prometheus that knows the hosts by name."""
-
-    def setUp(self):
-        super().setUp()
-        self.host('one', f'{SMALL}@{FIRST}', f'{SMALL}@{SECOND}',
-                  f'{SMALL}@{SECOND}', gpus=(FIRST, SECOND))
-        self.prometheus = self.useFixture(prometheus.Prometheus())
-        self.flags(prometheus_url=self.prometheus.url, group='gpu_weigher')
-
-    def answer(self, **gpus):
-        self.prometheus.content = json.dumps(prometheus.answer(*(
-            prometheus.item('one', {'first': FIRST, 'second': SECOND}[name],
-                         value) for name, value in gpus.items()))).encode()
-
-    def chosen(self, policy='quiet'):
-        """The GPU that the filter puts first once Prometheus has answered."""
-        handler, loaded = self.filters()
-        known = chooser.shared()._utilization
-        self.addCleanup(known.stop)
-        known.ask()
-        spec = self.spec(SMALL, strategy=policy)
-        attempts = handler.get_filtered_objects(
-            loaded, self.candidates(spec), spec)
-        return self.gpus(attempts[0])[0]
-
-    def test_idle_neighbours_disturb_less(self):
-        self.answer(first='0.9', second='0.05')
-        self.assertEqual(SECOND, self.chosen())
-        self.assertEqual(SECOND, self.chosen('pack'))
-        self.answer(first='0.1', second='0.7')
-        self.assertEqual(FIRST, self.chosen())
-        self.assertEqual(SECOND, self.chosen('pack'))
-
-    def test_number_of_neighbours_without_an_answer(self):
-        self.prometheus.status = 503
-        self.assertEqual(FIRST, self.chosen())
 
 
 class SingleHostTest(PlacementCase):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import prometheus
 from cyborg_gpu_driver.tests.unit.nova import prometheus as answers
 
@@ -43,3 +44,23 @@ class ParseTest(base.BaseTestCase):
             ValueError, 'bad_data: no such thing', prometheus.parse,
             {'status': 'error', 'errorType': 'bad_data',
              'error': 'no such thing'}, LABELS)
+
+
+class QueryTest(base.BaseTestCase):
+
+    def test_trouble(self):
+        server = self.useFixture(answers.Prometheus())
+        self.assertEqual({('compute1',): 0.5}, prometheus.query(
+            server.url, 'up', ('Hostname',), 10.0))
+        good = dict(vars(server))
+        for changes in ({'status': 500}, {'status': 302},
+                        {'content': b'<html>'}, {'content': b'[' * 100000},
+                        {'content': b' ' * ((16 << 20) + 1)},
+                        {'length': 1000000}):
+            vars(server).update({**good, **changes})
+            self.assertRaises(exception.InvalidValue, prometheus.query,
+                              server.url, 'up', LABELS, 10.0)
+        self.assertNotIn('/elsewhere', server.urls)
+        server.release.clear()
+        self.assertRaises(exception.InvalidValue, prometheus.query,
+                          server.url, 'up', LABELS, 0.1)

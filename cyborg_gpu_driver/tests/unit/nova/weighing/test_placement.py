@@ -11,7 +11,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import placement
 
-PACK, SPREAD, STANDALONE, QUIET = placement.Placement
+_, _, STANDALONE, QUIET = placement.Placement
 
 
 class FigureTest(base.BaseTestCase):
@@ -82,25 +82,3 @@ class WishTest(base.BaseTestCase):
                                       {key: value}, 'm1.gpu')
             for part in (key, 'm1.gpu', expected):
                 self.assertIn(part, str(error))
-
-
-class UtilizationTest(base.BaseTestCase):
-    """The policy quiet, with the current utilization from Prometheus."""
-
-    def test_order(self):
-        """GPUs by neighbours and utilization; the unknown counts as busy."""
-        for gpus in (((0, None), (3, 0.0), (1, 0.5), (2, 0.5), (1, 1.0),
-                      (2, None)),
-                     ((1, 0.85), (1, None), (2, None))):
-            for given in gpus, gpus[::-1]:
-                self.assertEqual(list(gpus), sorted(
-                    given, key=lambda gpu: placement.figure(
-                        QUIET, weigher_cost.Cost(0.0, 0.5, 0.5),
-                        placement.Company(gpu[0]), gpu[1])))
-
-    def test_other_policies(self):
-        for policy in PACK, SPREAD, STANDALONE:
-            figures = {placement.figure(
-                policy, weigher_cost.Cost(0.0, 0.5, 0.5),
-                placement.Company(1), value) for value in (None, 0.0, 1.0)}
-            self.assertEqual(1, len(figures))
