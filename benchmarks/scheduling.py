@@ -179,16 +179,6 @@ class Isolated(Weighed):
         return self._owners.get(place, self._project) == self._project
 
 
-class WeighedFirst(Weighed):
-    """A cloud with the weigher, but without ``order_candidates``."""
-
-    def choose(self, candidates, profile):
-        firsts = {}
-        for place in candidates:
-            firsts.setdefault(place[0], place)
-        return super().choose(list(firsts.values()), profile)
-
-
 class Spread(Cloud):
     """A cloud whose weigher has a negative multiplier."""
 
@@ -207,8 +197,7 @@ class AnyHost(Cloud):
 
 
 WAYS = {WITHOUT: Cloud, 'random host': AnyHost,
-        'weigher, first candidate': WeighedFirst, WITH: Weighed,
-        'weigher, spread': Spread, ISOLATED: Isolated}
+        WITH: Weighed, 'weigher, spread': Spread, ISOLATED: Isolated}
 
 
 def contestants(hosts: int, gpus: int, seed: str) -> dict[str, object]:

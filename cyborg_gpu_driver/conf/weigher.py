@@ -41,12 +41,6 @@ OPTS = [
              'their application in ``gpu:application``. Without the file, '
              '``quiet`` counts the servers on the GPU. It is read when '
              'nova-scheduler starts.'),
-    cfg.BoolOpt(
-        'order_candidates', default=True,
-        help='Whether to choose the GPU within the host as well. The best of '
-             "the host's allocation candidates is then put first, which is "
-             'the one that Nova claims. If false, each host is weighed by the '
-             'GPU of its first candidate.'),
 ]
 
 

@@ -30,12 +30,4 @@ def register() -> list[base.ExtraSpecValidator]:
                         'with its name in the interference file of '
                         'nova-scheduler.',
             value={'type': str, 'pattern': placement.NAME}),
-        base.ExtraSpecValidator(
-            name=f'{placement.PREFER}{{trait}}',
-            description='How much to prefer a GPU whose resource provider '
-                        'has the trait. A negative number avoids it. 1 '
-                        'weighs as much as the difference between the best '
-                        'and the worst GPU by the placement policy.',
-            parameters=[{'name': 'trait', 'pattern': placement.TRAIT}],
-            value={'type': str, 'pattern': placement.WEIGHT}),
     ]

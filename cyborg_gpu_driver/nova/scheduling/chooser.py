@@ -136,29 +136,16 @@ class Chooser:
         :returns: infinite for an impossible candidate, None for an unknown
             one.
         """
-        figures = [[self._figure(request, host, candidate)
-                    for candidate in host.allocation_candidates]
-                   for host in hosts]
-        if not request.wish.preferences:
-            return figures
-        known = [figure for row in figures for figure in row
-                 if figure is not None and math.isfinite(figure)]
-        low, high = min(known, default=0.0), max(known, default=0.0)
-        span = high - low or 1.0
-        return [
-            [None if figure is None else (figure - low) / span
-             - _preference(request, candidate)
-             for figure, candidate in zip(
-                 row, host.allocation_candidates, strict=True)]
-            for row, host in zip(figures, hosts, strict=True)]
+        return [[self._figure(request, host, candidate)
+                 for candidate in host.allocation_candidates]
+                for host in hosts]
 
     def promise(self, request, host) -> None:
         """Record that Nova is about to claim the first candidate of a host.
 
         :param request: from :meth:`choosing`, whose context is still open.
         """
-        if (not CONF.gpu_weigher.order_candidates or request.promised is None
-                or not host.allocation_candidates):
+        if request.promised is None or not host.allocation_candidates:
             return
         if any(promise.is_claimed
                for promise in self._promises.of(request.server)):
@@ -380,8 +367,6 @@ def put_best_first(candidates, figures) -> float | None:
              if figure is not None]
     if not known:
         return None
-    if not CONF.gpu_weigher.order_candidates:
-        return known[0][0]
     best = min(known, key=operator.itemgetter(0))[0]
     position = random.choice([position for figure, position in known
                               if figure == best])
@@ -420,14 +405,6 @@ def _is_isolated(request, allocations):
     return request.fleet.has_isolated and any(
         names.ISOLATED in offer.traits for offer, _amount
         in request.fleet.taken(allocations))
-
-
-def _preference(request, candidate):
-    found = set().union(*(
-        offer.traits for offer, _amount
-        in request.fleet.taken(candidate['allocations'])))
-    return sum(weight for trait, weight in request.wish.preferences
-               if trait in found)
 
 
 def _matrix(path):

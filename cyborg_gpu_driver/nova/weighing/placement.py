@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which GPU a server prefers: placement policies and traits. Pure."""
+"""Which GPU a server prefers: placement policies. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ PLACEMENT = 'gpu:strategy'
 APPLICATION = 'gpu:application'
 """Extra spec of a flavor: the application that its servers run, as the
 interference file names it."""
-PREFER = 'gpu:prefer:'
-"""Prefix of an extra spec of a flavor; a trait follows. The value is a
-weight, negative to avoid the trait."""
-TRAIT = r'[A-Z][A-Z0-9_]{0,254}'
-"""Placement's own pattern, which also allows its standard traits."""
-WEIGHT = r'[+-]?[0-9]{1,4}(\.[0-9]{1,4})?'
 NAME = r'[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}'
 """Pattern of the name of an application."""
 
@@ -57,8 +51,6 @@ class Wish:
     placement: Placement | None = None
     """None: the flavor does not say."""
     application: str = ''
-    preferences: tuple[tuple[str, float], ...] = ()
-    """Traits and their weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,22 +81,7 @@ def wish(extra_specs: Mapping[str, str], flavor: str) -> Wish:
         raise _wrong(APPLICATION, flavor, application,
                      'expected letters, digits and any of . _ + - , at most '
                      '64 characters')
-    return Wish(
-        None if found is None else Placement(found), application,
-        tuple(_preference(key, value, flavor)
-              for key, value in sorted(extra_specs.items())
-              if key.startswith(PREFER)))
-
-
-def _preference(key: str, value: str, flavor: str) -> tuple[str, float]:
-    trait = key[len(PREFER):]
-    if not re.fullmatch(TRAIT, trait):
-        raise _wrong(key, flavor, value, 'expected a trait after '
-                     f'{PREFER}, such as {PREFER}CUSTOM_GPU_ARCH_HOPPER')
-    if not re.fullmatch(WEIGHT, value):
-        raise _wrong(key, flavor, value, 'expected a number below 10000, '
-                     'such as 2.5, or -1 to avoid the trait')
-    return trait, float(value)
+    return Wish(None if found is None else Placement(found), application)
 
 
 def _wrong(key: str, flavor: str, value: str, expected: str

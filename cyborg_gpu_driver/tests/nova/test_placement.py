@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pathlib
 import types
@@ -19,8 +18,6 @@ from cyborg_gpu_driver.tests.nova import weigher_case
 
 FIRST, SECOND = weigher_case.GPUS
 SMALL = '1g.10gb'
-FAST = 'CUSTOM_FAST'
-"""A trait that the operator has set on the second GPU."""
 
 
 class PlacementCase(weigher_case.WeigherCase):
@@ -138,35 +135,6 @@ class SingleHostTest(PlacementCase):
                             for _ in range(99)))
 
 
-class TraitTest(PlacementCase):
-
-    def setUp(self):
-        super().setUp()
-        self.host('one', f'3g.40gb@{FIRST}', gpus=(FIRST, SECOND))
-        state, = self.candidates(self.spec(SMALL))
-        position = self.gpus(state).index(SECOND)
-        provider, = set(state.allocation_candidates[position]
-                        ['allocations']) - {state.uuid}
-        url = f'/resource_providers/{provider}/traits'
-        self.client.put(f'/traits/{FAST}', None, version='1.36')
-        before = self.client.get(url, version='1.36').json()
-        self.client.put(url, {**before, 'traits': [
-            *before['traits'], FAST]}, version='1.36')
-
-    def claimed(self, weight, **extra_specs):
-        return self.passed(self.spec(SMALL, **extra_specs, **{
-            f'prefer:{FAST}': weight}))[0][1]
-
-    def test_preference_outweighs_the_policy(self):
-        self.assertEqual(FIRST, self.claimed('0'))
-        self.assertEqual(FIRST, self.claimed('0.9'))
-        self.assertEqual(SECOND, self.claimed('1.1'))
-
-    def test_negative_preference_avoids(self):
-        self.assertEqual(SECOND, self.claimed('-0.9', strategy='spread'))
-        self.assertEqual(FIRST, self.claimed('-1.1', strategy='spread'))
-
-
 class QuietTest(PlacementCase):
     """The policy quiet, with measured slowdowns."""
 
@@ -224,15 +192,12 @@ class ExtraSpecTest(weigher_case.WeigherCase):
 
     def test_right(self):
         for key, value in (('gpu:strategy', 'quiet'),
-                           ('gpu:application', 'LAMMPS-2'),
-                           ('gpu:prefer:CUSTOM_GPU_ARCH_HOPPER', '-2.5')):
+                           ('gpu:application', 'LAMMPS-2')):
             validators.validate(key, value)
 
     def test_wrong(self):
-        for key, value in itertools.chain(
-                (('gpu:strategy', 'tight'), ('gpu:application', ' '),
-                 ('gpu:plaecment', 'pack')),
-                (('gpu:prefer:CUSTOM_X', value)
-                 for value in ('', 'much', 'nan', '1e9'))):
+        for key, value in (('gpu:strategy', 'tight'),
+                           ('gpu:application', ' '),
+                           ('gpu:plaecment', 'pack')):
             self.assertRaises(nova_exception.ValidationError,
                               validators.validate, key, value)

@@ -114,12 +114,6 @@ class GpuTest(weigher_case.WeigherCase):
         self.assertEqual(FIRST, gpu)
         self.assertEqual('two', next(iter(weights)))
 
-    def test_candidates_stay_in_their_order_if_told(self):
-        self.flags(order_candidates=False, group='gpu_weigher')
-        weights, gpu = self.choose('4g.40gb', last=SECOND)
-        self.assertEqual(FIRST, gpu)
-        self.assertEqual('one', next(iter(weights)))
-
 
 class ClaimedTest(weigher_case.WeigherCase):
 

@@ -90,11 +90,8 @@ def slowdowns(document):
 
 def extra_specs(specs):
     """Read what a flavor says about the choice of a GPU."""
-    found = attempt(placement.wish, {
+    attempt(placement.wish, {
         key: str(value) for key, value in specs.items()}, 'flavor')
-    for trait, weight in found.preferences if found else ():
-        hold(re.fullmatch('[A-Z0-9_]+', trait), trait)
-        hold(math.isfinite(weight), weight)
 
 
 def utilization_of_gpus(document):

@@ -221,8 +221,7 @@ ROWS = {
                 ''.join),)),
     'extra specs': (150, _plain(checks.extra_specs), (strategies.dictionaries(
         strategies.one_of(strategies.sampled_from((
-            'gpu:strategy', 'gpu:application', 'gpu:prefer:CUSTOM_X',
-            'gpu:prefer:x')), base.TEXTS.map('gpu:prefer:{}'.format)),
+            'gpu:strategy', 'gpu:application')), base.TEXTS),
         strategies.one_of(base.TEXTS, strategies.floats(),
                           strategies.integers())),)),
     'device_spec': (200, _device_specs, (strategies.lists(
