@@ -65,7 +65,7 @@ class ConfigNova(command.Command):
             if fixed.is_left(gpu, governing):
                 found += handles.assigned(
                     gpu, governing, before,
-                    migrations[gpu.address].supported is True)
+                    migrations[gpu.address] is True)
             else:
                 output.say(f'GPU {gpu.address} is left out: '
                            + _why(gpu))

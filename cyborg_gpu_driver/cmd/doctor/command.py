@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import threading
@@ -32,7 +31,6 @@ from cyborg_gpu_driver.cmd.doctor.rules import container
 from cyborg_gpu_driver.cmd.doctor.rules import cyborg as rules_cyborg
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus as rules_gpus
-from cyborg_gpu_driver.cmd.doctor.rules import migration
 from cyborg_gpu_driver.cmd.doctor.rules import nova as rules_nova
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import validation
@@ -263,24 +261,12 @@ class Doctor(output.Lister):
                 help=f'configuration file of {program}; may be repeated '
                      f'(default: those that {program} reads by itself, if '
                      'they are on this host)')
-        peers = parser.add_mutually_exclusive_group()
-        peers.add_argument(
-            '--peer', metavar='FILE', action='append', default=[],
-            help='check that servers can be live-migrated between this host '
-                 'and the one that wrote FILE with --peer-facts; - is '
-                 'standard input; may be repeated')
-        peers.add_argument(
-            '--peer-facts', action='store_true',
-            help='examine nothing, and write what --peer needs to know about '
-                 'this host, as JSON')
         return parser
 
     def take_action(self, parsed_args):
-        peers = tuple(migration.parse(*output.read_text(path))
-                      for path in parsed_args.peer)
         if parsed_args.repair:
             self._repair(parsed_args)
-        found = list(self._findings(parsed_args, peers))
+        found = list(self._findings(parsed_args))
         if not found:
             output.say('No problem was found.')
         self.code = finding.exit_code(found)
@@ -295,16 +281,7 @@ class Doctor(output.Lister):
              output.Optional(item.subject), item.message, item.action,
              item.safe) for item in found])
 
-    def run(self, parsed_args):
-        if parsed_args.peer_facts:
-            machine = self.app.machine
-            self.app.stdout.write(json.dumps(migration.describe(
-                _gathered(machine, parsed_args), machine.hostname),
-                indent=2) + '\n')
-            return 0
-        return super().run(parsed_args)
-
-    def _findings(self, parsed_args, peers) -> Iterator[finding.Finding]:
+    def _findings(self, parsed_args) -> Iterator[finding.Finding]:
         machine = self.app.machine
         seconds = parsed_args.timeout
         host = attempt('the GPUs', seconds, lambda: machine.host)
@@ -315,7 +292,7 @@ class Doctor(output.Lister):
         machine.explain()
         yield from findings_of(
             'the installation', seconds,
-            lambda: _installation(machine, parsed_args, peers))
+            lambda: _installation(machine, parsed_args))
         yield from findings_of(
             'the health of the GPUs', seconds,
             lambda: of_health(machine.health.statuses(host)))
@@ -431,8 +408,7 @@ class _Node(context.Machine):
             connection.Cloud.named(self._asked.os_cloud), self.hostname)
 
 
-def _installation(machine: context.Machine, parsed_args: argparse.Namespace,
-                  peers: Iterable[migration.Document]
+def _installation(machine: context.Machine, parsed_args: argparse.Namespace
                   ) -> Iterator[finding.Finding]:
     facts = _gathered(machine, parsed_args)
     if not machine.conf.gpu.simulate:
@@ -445,8 +421,6 @@ def _installation(machine: context.Machine, parsed_args: argparse.Namespace,
             facts = dataclasses.replace(facts, placement=placement.ask(
                 machine.conf, rules_cyborg.names(facts)))
     yield from of_checks(facts)
-    for found in migration.between_hosts(facts, peers):
-        yield found.named('live-migration')
 
 
 def _gathered(machine: context.Machine, parsed_args: argparse.Namespace

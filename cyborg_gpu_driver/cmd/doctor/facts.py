@@ -30,7 +30,6 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import services
-from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import conf_file
@@ -432,9 +431,9 @@ class Facts:
     """The facts about each GPU in mode auto, as read in each of its roles."""
     fabric: model.Fabric | None = None
     """None without NVSwitches."""
-    migrations: Mapping[model.PciAddress, domain.Migration] = (
+    migrations: Mapping[model.PciAddress, bool | None] = (
         dataclasses.field(default_factory=dict))
-    """Migration facts of the GPUs that make vGPUs without mdev."""
+    """Whether the vGPUs of GPUs without mdev can be live-migrated."""
     providers: int = 0
     """How many resource providers the GPUs of this host have or would have."""
     state_path: str = ''

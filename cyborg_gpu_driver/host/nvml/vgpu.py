@@ -14,7 +14,6 @@ from typing import Any
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
 
@@ -85,22 +84,6 @@ def can_migrate(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
     """
     found = nvml.optional('nvmlDeviceGetVgpuMetadata', device)
     return found and bool(found.pgpuVirtualizationCaps & _MIGRATION)
-
-
-def migration_metadata(nvml: nvml_module.NvmlSession, device: Any
-                       ) -> str | None:
-    """Return a text that is equal for GPUs between which vGPUs can migrate.
-
-    It encodes the PCI and subsystem ids, which units of the chip are
-    disabled (before Hopper), and whether ECC and SR-IOV are on. If the GPU
-    supports no migration, it is the GPU's UUID, which equals no other text
-    (vgpuConfigGetPgpuMetadataString, in the same file of the driver, which
-    names this comparison as its purpose).
-
-    :returns: None if the driver hosts no vGPUs.
-    """
-    found = nvml.optional('nvmlDeviceGetPgpuMetadataString', device)
-    return found and gate.text(found[0])
 
 
 def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:

@@ -84,18 +84,3 @@ def _device(attributes: dict[str, str]) -> str:
                                       for part in _ADDRESS_PARTS)))
     except (KeyError, ValueError):
         return ''
-
-
-# What decides whether a GPU's vGPUs can be live-migrated.
-
-@dataclasses.dataclass(frozen=True)
-class Migration:
-    """What NVML reports about one GPU; None where it reports nothing."""
-
-    supported: bool | None = None
-    """NVML_VGPU_PGPU_VIRTUALIZATION_CAP_MIGRATION of nvml.h."""
-    metadata: str | None = None
-    """nvmlDeviceGetPgpuMetadataString. vGPUs can move between GPUs whose
-    strings are equal, and not where they differ."""
-    ecc: bool | None = None
-    """Whether ECC is on. Also None for a GPU that has no ECC."""

@@ -76,7 +76,7 @@ def _assigned(facts, item, in_placement):
         yield finding.error(
             item.function, 'its [pci] device_spec has no "managed": "no", so '
             "libvirt would unbind it from NVIDIA's driver", _WRITE)
-    elif entry.live_migratable and _refuses_migration(facts, item.gpu):
+    elif entry.live_migratable and facts.migrations.get(item.gpu) is False:
         yield finding.error(
             item.function, 'its [pci] device_spec says live_migratable, but '
             'NVML says that the GPU does not support it', _WRITE)
@@ -85,11 +85,6 @@ def _assigned(facts, item, in_placement):
         yield finding.error(
             item.function, 'its [pci] device_spec sets resource class '
             f'{given} instead of {wanted}', _WRITE)
-
-
-def _refuses_migration(facts, gpu):
-    said = facts.migrations.get(gpu)
-    return said is not None and said.supported is False
 
 
 def _strays(facts, gpu, assigned):

@@ -18,8 +18,6 @@ from hypothesis import strategies
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.doctor.rules import migration
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import conf_file
@@ -63,10 +61,6 @@ _DEVICE_SPECS = strategies.one_of(
             '{"address": {"bus": "a{99999999999}"}}', '{"address": "' +
             '(' * 500 + '"}', '{"address": {"bus": "' + '(' * 500 + '"}}',
             '{"vendor_id": "' + '1' * 5000 + '"}', '%(x)s', 'a\n b')))
-_PEER = {'version': 1, 'host': 'gpu2', 'driver': '580.65.06', 'gpus': [{
-    'address': '0000:16:00.0', 'model': 'NVIDIA L40S', 'types': ['L40S-12Q'],
-    'mig': False, 'mixed_sizes': False, 'ecc': True, 'supported': True,
-    'metadata': '26B9185100000003'}]}
 _PLACE = {'start': 4, 'size': 2}
 _CLAIMS = [{
     'handle': str(uuid.UUID(int=number)), 'gpu': _GPU,
@@ -145,15 +139,6 @@ def _device_specs(test, values):
             'utf-8', 'replace'))
 
 
-def _peer(test, content, data):
-    for written in (json.dumps(content).encode(), data):
-        found = checks.attempt(
-            lambda path: migration.parse(*output.read_text(path)),
-            _put(test, 'peer.json', written))
-        if found is not None:
-            test.assertTrue(found['host'].isprintable())
-
-
 def _damaged_files(test, data):
     path = store.Store(test.state_path).path(checks.ADDRESS)
     durable.make_directory(os.path.dirname(path))
@@ -229,8 +214,6 @@ ROWS = {
     'nova.conf': (60, _nova, (base.damaged(
         b'[pci]\nreport_in_placement = true\ndevice_spec = {"vendor_id": '
         b'"10de"}\n[devices]\nenabled_mdev_types = nvidia-1\n'),)),
-    'peer': (100, _peer, (base.mutated(_PEER), base.damaged(
-        json.dumps(_PEER).encode()))),
     'words': (300, _plain(checks.words), (strategies.one_of(
         base.TEXTS, strategies.text(
             alphabet='0123456789abcdefgABCQ.:-+_')),)),
@@ -253,7 +236,6 @@ EXAMPLES = (
     ('nova.conf', b'[devices]\nenabled_mdev_types = '
                   b'$devices.enabled_mdev_types\n[pci]\n'
                   b'report_in_placement = maybe\n'),
-    ('peer', _PEER, b'[' * 100000),
     ('record', {'change': {**_RECORD['change'], 'at': math.inf}}),
     ('record', {'health': {'conditions': [
         {'code': 'XID_79', 'first': 10 ** 400, 'last': math.nan}]}}),

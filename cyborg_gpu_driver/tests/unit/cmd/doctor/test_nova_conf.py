@@ -15,7 +15,6 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.nvml import session as nvml
-from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.nova import conf_file
@@ -90,8 +89,7 @@ class LeftTest(NovaCase):
         given = self.facts(*lines)
 
         def saying(supported):
-            return dataclasses.replace(given, migrations={
-                FIRST: domain.Migration(supported)})
+            return dataclasses.replace(given, migrations={FIRST: supported})
 
         self.silent(rules_nova.pci_devices, given, saying(True), saying(None))
         found = self.check(ERROR, 'NVML says that the GPU does not',
