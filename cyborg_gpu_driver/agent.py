@@ -198,14 +198,16 @@ class Agent:
 
     def report(self) -> tuple[names.ReportedDevice, ...]:
         """Report all GPUs in full, and correct ``reserved`` in Placement."""
-        return self._report().devices
+        return self._report()[0]
 
     def report_changes(self) -> tuple[names.ReportedDevice, ...]:
         """Report with stubs for the GPUs that need no full report."""
-        return self._steady.thin(self._report(), drift.room(
+        return self._steady.thin(*self._report(), drift.room(
             gpu_conf.rpc_timeout(self._conf), self._tree.latency))
 
-    def _report(self) -> drift.Report:
+    def _report(self) -> tuple[tuple[names.ReportedDevice, ...],
+                               Collection[str] | None]:
+        """All GPUs in full, and the providers that Placement has."""
         self._conditions.clear()
         with self._turn, self._observer.report(), locks.report():
             report = self._make_report()
@@ -216,7 +218,8 @@ class Agent:
                 self._between.start()
         return report
 
-    def _make_report(self) -> drift.Report:
+    def _make_report(self) -> tuple[tuple[names.ReportedDevice, ...],
+                                    Collection[str] | None]:
         lost = self._records.check()
         self._node.note_cordons(self._disabled.read())
         self._binder.recover()
@@ -246,10 +249,8 @@ class Agent:
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         there = self._enforce(decided)
         self._said.keep(self._conditions)
-        return drift.Report(build.mark_unhealthy(decided.devices, verdicts, {
-            device.address
-            for device in build.unhealthy(decided.devices, verdicts)
-            if self._is_used(device)}), there)
+        return build.mark_unhealthy(
+            decided.devices, verdicts, self._is_used), there
 
     def stop(self) -> None:
         """Stop all work between two reports, and close NVML."""

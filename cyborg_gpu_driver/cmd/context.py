@@ -266,7 +266,8 @@ def _marked(sent, verdicts, claimed):
     """Return what is sent for a GPU, with an unhealthy GPU marked."""
     if sent.device is None:
         return sent
-    (device,) = build.mark_unhealthy((sent.device,), verdicts, claimed)
+    (device,) = build.mark_unhealthy(
+        (sent.device,), verdicts, lambda device: device.address in claimed)
     if device.stub and not sent.device.stub:
         return withdrawal.Sent(device, 'unhealthy and in use: ' + '; '.join(
             verdicts[device.address].reasons))

@@ -10,7 +10,7 @@ and a checksum. The same rules apply to all records:
   damaged file aside and keeps each part that can be decoded. Lost claims are
   rebuilt from the hardware and Cyborg. A GPU whose cordons or health are lost
   is cordoned until an operator lifts that.
-* A field that only a later release knows is ignored, and written again.
+* A field that only a later release knows is ignored.
 * Data that must be on the disk before the hardware is touched is written
   through :meth:`Store.gpu`, which raises if it cannot be written.
 * Observations are written through :meth:`Store.keep`. While they cannot be
@@ -57,28 +57,6 @@ _CLOSING = frozenset({'cordons', 'health'})
 """Parts that say why a GPU gets no new server."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Salvaged:
-    """What a damaged file still tells."""
-
-    record: gpu_record.GpuRecord
-    lost: tuple[str, ...]
-    """The parts that may be lost."""
-    content: Any
-    """The content, with the fields of a later release; None if it has an
-    error somewhere."""
-
-    def __str__(self) -> str:
-        text = f'These parts of it are lost: {", ".join(self.lost)}.'
-        if self.record.claims_lost:
-            text += (' Its binds are rebuilt from the hardware and Cyborg; '
-                     'compare the GPU with its intended layout.')
-        if cordon.of(self.record.cordons, cordon.Source.RECORD):
-            text += (' The GPU gets no new server until an operator lifts '
-                     'its cordon with "cyborg-gpu gpu uncordon".')
-        return text
-
-
 def _decoded(path: str, address: model.PciAddress, content: Any
              ) -> gpu_record.GpuRecord:
     """The record that a file contains.
@@ -98,30 +76,35 @@ def _decoded(path: str, address: model.PciAddress, content: Any
     return record
 
 
-def salvage_content(path: str, address: model.PciAddress) -> Salvaged:
-    """Keep what the file of a damaged record still tells."""
+def _salvage(path: str, address: model.PciAddress
+             ) -> tuple[gpu_record.GpuRecord, str]:
+    """What the file of a damaged record still tells, and what is lost."""
     content, is_sound = durable.salvage(path, KIND)
     values: dict[str, Any] = {}
     lost = {field.name for field in dataclasses.fields(gpu_record.GpuRecord)}
     with contextlib.suppress(ValueError):
         found, problems = codec.parts(gpu_record.GpuRecord, content)
-        if not gpu_record.GpuRecord(**found).is_of(address):
-            content = None
-        elif is_sound:
+        is_ours = gpu_record.GpuRecord(**found).is_of(address)
+        if is_ours and is_sound:
             values, lost = found, set(problems)
-        else:
+        elif is_ours:
             # Any value may be wrong. Keep what only closes the GPU.
             values = {name: found[name] for name in _CLOSING & found.keys()}
     record = gpu_record.GpuRecord(**values)
+    text = f'These parts of it are lost: {", ".join(sorted(lost))}.'
     if not lost.isdisjoint({'claims', 'reported'}):
         # Without the last report, Cyborg's handles are not known either.
         record = dataclasses.replace(record, claims_lost=True)
+        text += (' Its binds are rebuilt from the hardware and Cyborg; '
+                 'compare the GPU with its intended layout.')
     if not lost.isdisjoint(_CLOSING):
+        text += (' The GPU gets no new server until an operator lifts its '
+                 'cordon with "cyborg-gpu gpu uncordon".')
         record = dataclasses.replace(record, cordons=cordon.added(
             record.cordons, cordon.Cordon(
                 cordon.Source.RECORD, time.time(),
                 reason='other cordons and errors of it may be lost')))
-    return Salvaged(record, tuple(sorted(lost)), content if is_sound else None)
+    return record, text
 
 
 _EMPTY = gpu_record.GpuRecord()
@@ -266,7 +249,7 @@ class Store(boards.Records):
         self.clock = clock
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
-        """The mark, record and content of each file when it was last read."""
+        """The mark and record of each file when it was last read."""
         self._pending = Pending()
         self._failed: set[model.PciAddress] = set()
         """The GPUs whose last change is not written."""
@@ -414,14 +397,13 @@ class Store(boards.Records):
             error = self._damage(address)
             if error is not None:
                 kept = durable.keep_aside(path)
-                found = salvage_content(path, address)
+                record, lost = _salvage(path, address)
                 parts = self._pending.of(address)
-                self._write(address, joined(found.record, parts),
-                            found.content)
+                self._write(address, joined(record, parts))
                 self._pending.forget(address, parts)
                 LOG.error('%(error)s. The record was moved to %(kept)s. '
-                          '%(found)s', {'error': error, 'kept': kept,
-                                        'found': found})
+                          '%(lost)s', {'error': error, 'kept': kept,
+                                       'lost': lost})
 
     def _damage(self, address: model.PciAddress
                 ) -> exception.JournalError | None:
@@ -658,7 +640,7 @@ class Store(boards.Records):
             return _EMPTY
         record = _decoded(path, address, content)
         # The mark is from before the read: newer content is read again.
-        self._cache[address] = mark, record, content
+        self._cache[address] = mark, record
         return record
 
     def _counted(self, record: gpu_record.GpuRecord
@@ -675,20 +657,11 @@ class Store(boards.Records):
         return dataclasses.replace(record, ledger=ledger.following(
             record.ledger, record.assigned, now, last))
 
-    def _write(self, address: model.PciAddress, record: gpu_record.GpuRecord,
-               before: Any = None) -> None:
-        """Write a record.
-
-        :param before: the content that it replaces; None for the last one
-            that was read.
-        """
+    def _write(self, address: model.PciAddress, record: gpu_record.GpuRecord
+               ) -> None:
         path = self.path(address)
-        if before is None and address in self._cache:
-            before = self._cache[address][2]
-        content = codec.carried(gpu_record.GpuRecord, before,
-                                codec.encode(record))
-        durable.write(path, KIND, VERSION, content)
-        self._cache[address] = durable.mark(path), record, content
+        durable.write(path, KIND, VERSION, codec.encode(record))
+        self._cache[address] = durable.mark(path), record
 
     def _say(self, what: Hashable, error: object) -> None:
         """Log an error once."""

@@ -35,28 +35,18 @@ from cyborg_gpu_driver.report.content import names
 LOG = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    generation: int
-    used: int
-    reserved: int
-
-
 class Drift:
-    """Reads the usages and inventories of the GPUs' offers.
+    """Reads the usages of the GPUs' offers, and ``reserved`` if asked to.
 
-    :param history: whether ``reserved`` counts as wrong only if the wanted
-        value has not changed since the last read. If the GPU itself has
-        changed, the report writes the new value anyway.
+    :param with_reserved: whether ``reserved`` is read. The agent need not
+        know it, because each report writes what is right.
     """
 
     def __init__(self, tree: publishing.ProviderTree, hostname: str,
-                 history: bool = True):
+                 with_reserved: bool = False):
         self._tree = tree
         self._hostname = hostname
-        self._history = history
-        self._seen: dict[str, _Seen] = {}
-        self._wanted: dict[str, int] = {}
+        self._with_reserved = with_reserved
         self._said = log_once.LogOnce()
         self._generations: dict[str, int] = {}
 
@@ -83,23 +73,20 @@ class Drift:
         wanted = {address: self._of_parts(offers, inventories[address])
                   for address, offers in looked.items()}
         try:
-            self._read([inventory for pairs in wanted.values()
-                        for _, inventory in pairs])
+            self._generations = self._tree.generations([
+                inventory.provider for pairs in wanted.values()
+                for _, inventory in pairs])
+            found = {address: tuple(filter(None, (
+                self._usage(offer, inventory) for offer, inventory in pairs)))
+                for address, pairs in wanted.items()}
         except Exception as error:
+            self._generations = {}
             reason = exception.steady(error)
             if self._said.is_new(reason):
                 LOG.warning('Placement cannot be compared with the binds of '
                             'this host: %s', reason)
             return None
         self._said.over()
-        found = {address: tuple(
-            self._usage(offer, inventory) for offer, inventory in pairs
-            if inventory.provider in self._seen)
-            for address, pairs in wanted.items()}
-        self._wanted = {inventory.provider: inventory.reserved
-                        for pairs in wanted.values()
-                        for _, inventory in pairs
-                        if inventory.provider in self._seen}
         return found
 
     def _of_parts(self, offers: Iterable[partition_offers.Offer],
@@ -114,38 +101,26 @@ class Drift:
                 if inventory.provider in parts]
 
     def _usage(self, offer: partition_offers.Offer,
-               inventory: reserved.Inventory) -> reconcile.Usage:
-        seen = self._seen[inventory.provider]
-        found = seen.reserved
-        if (self._history and self._wanted.get(inventory.provider)
-                != inventory.reserved):
-            found = inventory.reserved
+               inventory: reserved.Inventory) -> reconcile.Usage | None:
+        """The usage of a provider; None if Placement does not have it."""
+        generation = self._generations.get(inventory.provider)
+        usages = None if generation is None else self._tree.usages(
+            inventory.provider, generation)
+        if usages is None:
+            return None
+        found = inventory.reserved
+        if self._with_reserved:
+            there = self._tree.get(
+                f'/resource_providers/{inventory.provider}/inventories/'
+                f'{inventory.resource_class}')
+            if there is None:
+                return None
+            found = there['reserved']
         return reconcile.Usage(
             inventory.provider, offer.profile, offer.vgpu_type_id or '',
-            seen.used, found, inventory.reserved,
+            usages.get(inventory.resource_class, 0), found,
+            inventory.reserved,
             names.provider_name(self._hostname, offer))
-
-    def _read(self, inventories: Sequence[reserved.Inventory]) -> None:
-        self._generations = generations = self._tree.generations(
-            [inventory.provider for inventory in inventories])
-        seen = {}
-        for inventory in inventories:
-            provider = inventory.provider
-            generation = generations.get(provider)
-            if generation is None:
-                continue
-            known = self._seen.get(provider)
-            if known is None or known.generation != generation:
-                there = self._tree.get(
-                    f'/resource_providers/{provider}/inventories/'
-                    f'{inventory.resource_class}')
-                if there is None:
-                    continue
-                known = _Seen(generation, 0, there['reserved'])
-            usages = self._tree.usages(provider, generation) or {}
-            seen[provider] = dataclasses.replace(
-                known, used=usages.get(inventory.resource_class, 0))
-        self._seen = seen
 
 
 # Decide which GPUs a report sends in full, and which it sends as stubs.
@@ -174,16 +149,6 @@ the queries."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
-    """All GPUs in full, and what decides which of them are sent in full."""
-
-    devices: tuple[names.ReportedDevice, ...]
-    there: Collection[str] | None
-    """UUIDs of the providers that Placement has; None if that is not
-    known."""
-
-
-@dataclasses.dataclass(frozen=True)
 class _Sent:
     """The last full report of one GPU."""
 
@@ -203,21 +168,24 @@ class Steady:
         self._clock = clock
         self._sent: dict[model.PciAddress, _Sent] = {}
 
-    def thin(self, report: Report, room: int
+    def thin(self, devices: Iterable[names.ReportedDevice],
+             there: Collection[str] | None, room: int
              ) -> tuple[names.ReportedDevice, ...]:
-        """The report's devices, with stubs for those not sent in full.
+        """The devices, with stubs for those not sent in full.
 
+        :param there: UUIDs of the providers that Placement has; None if that
+            is not known.
         :param room: how many new providers the report may contain. The first
             GPU with new providers is always sent in full.
         """
         thinned = []
         brought = 0
-        for device in report.devices:
+        for device in devices:
             if device.stub:
                 thinned.append(build.stub_device(device.address))
                 continue
-            missing = 0 if report.there is None else sum(
-                item.provider_uuid not in report.there
+            missing = 0 if there is None else sum(
+                item.provider_uuid not in there
                 for item in device.deployables)
             if missing:
                 is_full = not brought or brought + missing <= room

@@ -32,11 +32,11 @@ def _device(device: names.ReportedDevice) -> driver_device.DriverDevice:
     return driver_device.DriverDevice(
         vendor=device.vendor,
         model=device.model,
-        type=device.type,
+        type=names.DEVICE_TYPE,
         std_board_info=device.std_board_info,
         vendor_board_info=device.vendor_board_info,
         controlpath_id=driver_controlpath_id.DriverControlPathID(
-            cpid_type=device.cpid_type, cpid_info=device.cpid_info),
+            cpid_type=names.PCI, cpid_info=device.cpid_info),
         deployable_list=[_deployable(deployable)
                          for deployable in device.deployables],
         stub=device.stub)
@@ -47,7 +47,7 @@ def _deployable(deployable: names.ReportedDeployable
     return driver_deployable.DriverDeployable(
         name=deployable.name,
         num_accelerators=deployable.num_accelerators,
-        driver_name=deployable.driver_name,
+        driver_name=names.DRIVER_NAME,
         attribute_list=[
             driver_attribute.DriverAttribute(key=key, value=value)
             for key, value in deployable.attributes],

@@ -388,7 +388,7 @@ class _Node(context.Machine):
             return None
         self.draining = self.withdrawn()
         found = self._ask('Placement', lambda: drift.Drift(
-            tree, self.hostname, history=False).read(looked, {
+            tree, self.hostname, with_reserved=True).read(looked, {
             address: self.inventories(address) for address in looked}))
         if found is None and not self.unanswered:
             self.unanswered.append(finding.unknown(

@@ -9,7 +9,6 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition.offer import offer as offer_module
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.report import capacity
-from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
 
 
@@ -125,8 +124,13 @@ def _row(address, device, problem):
         'attributes': output.Structure({}),
         'attach_handles': output.Structure([]),
         'device': output.Structure({
-            name: value for name, value in build.device_to_dict(
-                device).items() if name != 'deployables'} if device else {})}
+            'address': str(device.address), 'vendor': device.vendor,
+            'model': device.model, 'type': names.DEVICE_TYPE,
+            'stub': device.stub, 'std_board_info': device.std_board_info,
+            'vendor_board_info': device.vendor_board_info,
+            'controlpath_id': {'cpid_type': names.PCI,
+                               'cpid_info': device.cpid_info},
+        } if device else {})}
 
 
 def _reported(deployable, reserved):
@@ -138,7 +142,7 @@ def _reported(deployable, reserved):
         'traits': output.Names(deployable.traits),
         'provider_uuid': deployable.provider_uuid,
         'attributes': output.Structure(dict(deployable.attributes)),
-        'driver_name': deployable.driver_name,
+        'driver_name': names.DRIVER_NAME,
         'attach_handles': output.Structure([
             {'attach_type': handle.attach_type,
              'attach_info': handle.attach_info}

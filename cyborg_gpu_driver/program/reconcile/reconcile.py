@@ -230,11 +230,9 @@ class Reconciler:
                 or now - self._since[difference.key] >= self._grace]
 
     def _repaired(self, difference: reconcile.Difference) -> bool:
-        """Whether a difference is repaired, now or by the report."""
-        if not difference.safe:
+        """Whether a difference is repaired now."""
+        if not difference.safe or difference.by_report:
             return False
-        if difference.by_report:
-            return difference.kind is reconcile.Kind.RESERVED
         try:
             done = self.repair(difference)
         except Exception as error:

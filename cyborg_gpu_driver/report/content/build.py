@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
-from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
@@ -216,82 +215,30 @@ def _json(value: Mapping[str, str | None]) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-# The report as dictionaries, for people and for JSON.
-
-def device_to_dict(device: names.ReportedDevice,
-                   reserved: Mapping[str, int] | None = None
-                   ) -> dict[str, Any]:
-    """One device with all the strings that go to Cyborg and Placement.
-
-    :param reserved: ``reserved`` by provider name, as far as it is known.
-    """
-    return {
-        'address': str(device.address),
-        'vendor': device.vendor,
-        'model': device.model,
-        'type': device.type,
-        'stub': device.stub,
-        'std_board_info': device.std_board_info,
-        'vendor_board_info': device.vendor_board_info,
-        'controlpath_id': {'cpid_type': device.cpid_type,
-                           'cpid_info': device.cpid_info},
-        'deployables': [{
-            'name': deployable.name,
-            'driver_name': deployable.driver_name,
-            'num_accelerators': deployable.num_accelerators,
-            'attributes': dict(deployable.attributes),
-            'attach_handles': [
-                {'attach_type': handle.attach_type,
-                 'attach_info': handle.attach_info}
-                for handle in deployable.handles],
-            'resource_provider': {
-                'uuid': deployable.provider_uuid,
-                'name': deployable.name,
-                'inventories': {deployable.resource_class: {
-                    'total': deployable.num_accelerators,
-                    'max_unit': deployable.num_accelerators,
-                    'reserved': (reserved or {}).get(deployable.name, 0)}},
-                'traits': list(deployable.traits),
-            },
-        } for deployable in device.deployables],
-    }
-
-
 # Mark unhealthy GPUs in a report to Cyborg. Pure.
-
-def unhealthy(devices: Iterable[names.ReportedDevice],
-              verdicts: Mapping[model.PciAddress, health.Verdict]
-              ) -> tuple[names.ReportedDevice, ...]:
-    """The devices that are unhealthy; stubs are left out."""
-    return tuple(device for device in devices
-                 if _is_unhealthy(device, verdicts))
-
 
 def mark_unhealthy(devices: Iterable[names.ReportedDevice],
                    verdicts: Mapping[model.PciAddress, health.Verdict],
-                   used: Collection[model.PciAddress]
+                   is_used: Callable[[names.ReportedDevice], bool]
                    ) -> tuple[names.ReportedDevice, ...]:
     """The devices, with the unhealthy ones marked.
 
     An unhealthy GPU that servers use becomes a stub, so that Cyborg does not
     touch it. An unused one gets a trait that names the reason. ``reserved``
     ensures that nothing more is promised on either.
+
+    :param is_used: asked of unhealthy devices only.
     """
-    return tuple(
-        _marked(device, verdicts[device.address], used)
-        if _is_unhealthy(device, verdicts) else device for device in devices)
+    return tuple(_marked(device, verdicts.get(device.address), is_used)
+                 for device in devices)
 
 
-def _is_unhealthy(device: names.ReportedDevice,
-                  verdicts: Mapping[model.PciAddress, health.Verdict]
-                  ) -> bool:
-    verdict = verdicts.get(device.address)
-    return not device.stub and verdict is not None and verdict.is_unhealthy
-
-
-def _marked(device: names.ReportedDevice, verdict: health.Verdict,
-            used: Collection[model.PciAddress]) -> names.ReportedDevice:
-    if device.address in used:
+def _marked(device: names.ReportedDevice, verdict: health.Verdict | None,
+            is_used: Callable[[names.ReportedDevice], bool]
+            ) -> names.ReportedDevice:
+    if device.stub or verdict is None or not verdict.is_unhealthy:
+        return device
+    if is_used(device):
         return dataclasses.replace(device, stub=True)
     return dataclasses.replace(device, deployables=tuple(
         dataclasses.replace(deployable, traits=tuple(sorted(

@@ -356,8 +356,8 @@ def _rounded(mib: int | None) -> str | None:
 
 DRIVER_NAME = 'cyborg_gpu_driver'
 DEVICE_TYPE = 'GPU'
-CPID_TYPE = 'PCI'
 PCI = 'PCI'
+"""Type of a device's control path, and of the handle of a whole GPU."""
 MDEV = 'MDEV'
 
 INFO_MAX = 255
@@ -391,7 +391,6 @@ class ReportedDeployable:
     resource_class: str
     traits: tuple[str, ...]
     handles: tuple[ReportedHandle, ...]
-    driver_name: str = DRIVER_NAME
 
     @property
     def num_accelerators(self) -> int:
@@ -436,5 +435,3 @@ class ReportedDevice:
     busy_names: frozenset[str] = dataclasses.field(
         default=frozenset(), compare=False)
     """Names of the deployables that are not available for that reason."""
-    type: str = DEVICE_TYPE
-    cpid_type: str = CPID_TYPE

@@ -29,8 +29,8 @@ class SteadyTest(base.BaseTestCase):
     def full(self, devices=None, there=None, room=_PLENTY):
         """Addresses of the devices that a report sends in full."""
         devices = self.devices if devices is None else devices
-        thinned = self.steady.thin(drift.Report(
-            devices, self.there if there is None else there), room)
+        thinned = self.steady.thin(
+            devices, self.there if there is None else there, room)
         self.assertEqual([device.address for device in devices],
                          [device.address for device in thinned])
         for device, sent in zip(devices, thinned, strict=True):
@@ -78,21 +78,19 @@ class SteadyTest(base.BaseTestCase):
     def test_without_placement_only_changes_are_full(self):
         self.settle()
         self.assertEqual([], [
-            device for device in self.steady.thin(
-                drift.Report(self.devices, None), 0)
+            device for device in self.steady.thin(self.devices, None, 0)
             if not device.stub])
 
     def test_a_stub_stays_one(self):
         stub = build.stub_device(self.devices[0].address)
-        self.assertEqual((stub,), self.steady.thin(
-            drift.Report((stub,), set()), _PLENTY))
+        self.assertEqual((stub,), self.steady.thin((stub,), set(), _PLENTY))
 
     def test_a_stub_takes_no_room(self):
         """An unhealthy GPU in use is a stub that has its providers."""
         first, second, *_ = self.devices
         self.assertEqual([second.address], [
-            device.address for device in self.steady.thin(drift.Report(
-                (dataclasses.replace(first, stub=True), second), set()), 0)
+            device.address for device in self.steady.thin(
+                (dataclasses.replace(first, stub=True), second), set(), 0)
             if not device.stub])
 
     def test_new_gpus_come_a_few_at_a_time(self):
