@@ -41,7 +41,6 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
-from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import withdrawal
@@ -233,13 +232,11 @@ class Agent:
         self._others = self._node.withdrawal.of_other_driver(host)
         host = self._make_ready(host)
         verdicts = self._examine(host)
-        claims = self._records.claims()
         decided = self._node.withdrawal.decide(
             host, self._offers, self._node.ignored(host),
-            {claim.gpu for claim in claims},
+            {claim.gpu for claim in self._records.claims()},
             {address for address, verdict in verdicts.items()
-             if verdict.is_unhealthy} | set(self._node.cordons.known()),
-            capacity.owned(claims, self._node.hostname))
+             if verdict.is_unhealthy} | set(self._node.cordons.known()))
         self._reported = decided.devices
         self._node.cleaner.look(self._node.wholes(decided.devices), {
             device.address for device in decided.devices if device.stub})

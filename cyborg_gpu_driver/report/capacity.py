@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -22,16 +21,6 @@ from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
-
-
-def owned(claims: Iterable[gpu_record.Claim], hostname: str
-          ) -> Mapping[str, int]:
-    """How many units of each provider are bound through Cyborg."""
-    return collections.Counter(
-        names.provider_uuid(names.provider_name(
-            hostname, partition_offers.Offer(
-                claim.gpu, '', policy.Mode.VGPU, claim.profile, 1)))
-        for claim in claims if claim.is_owned)
 
 
 def inventories(offers: Iterable[partition_offers.Offer],

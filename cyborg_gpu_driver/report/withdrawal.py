@@ -37,7 +37,6 @@ from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 
-_NONE: Mapping[str, int] = {}
 _LEFT = 'GPU %(gpu)s stays as it was reported to Cyborg: %(reason)s'
 _WAITING = 'GPU %(gpu)s is not reported yet: %(reason)s'
 
@@ -149,8 +148,7 @@ class Withdrawal:
                offers: Callable[[model.Gpu], Iterable[offer.Offer]],
                ignored: Collection[model.PciAddress],
                claimed: Collection[model.PciAddress],
-               unhealthy: Collection[model.PciAddress] = (),
-               owned: Mapping[str, int] = _NONE) -> Decision:
+               unhealthy: Collection[model.PciAddress] = ()) -> Decision:
         """Make the report of ``host``.
 
         What Cyborg still offers of a GPU that cannot be read is reserved,
@@ -160,7 +158,6 @@ class Withdrawal:
         :param ignored: GPUs that the operator excluded.
         :param unhealthy: GPUs on which nothing more may be promised, even if
             they cannot be read any more.
-        :param owned: how many units of each provider are bound.
         :raises JournalUnreadable: if the record of earlier reports cannot
             be read now.
         """
@@ -180,9 +177,8 @@ class Withdrawal:
                         ignored, address in claimed, host.library_missing))
             device, reason = look.device, look.reason
             if before is not None:
-                draining.extend(self._closed(before, look,
-                                             address in unhealthy, owned))
-            elif look.unread:
+                draining.extend(_closed(before, look, address in unhealthy))
+            if look.unread and not (before and address in unhealthy):
                 unread.add(address)
             if reason:
                 self._say(address, reason, _LEFT)
@@ -200,7 +196,7 @@ class Withdrawal:
             elif sent is not None and look.gpu is not None:
                 kept[address] = capacity.remember(look.gpu, sent, before,
                                                   look.left)
-        draining.extend(self._of_earlier_process(unread))
+        draining.extend(self._reserved_in_placement(unread))
         self._keep(kept)
         self._silent = False
         return Decision(tuple(devices), offered, tuple(draining))
@@ -335,33 +331,12 @@ class Withdrawal:
         return _Look(gpu, device, reason, waiting, tuple(left), withdrawn,
                      unread)
 
-    def _closed(self, before: gpu_record.Reported, look: _Look,
-                unhealthy: bool, owned: Mapping[str, int]
-                ) -> Iterator[reserved.Inventory]:
-        """The inventories of a GPU that must not be promised any more.
+    def _reserved_in_placement(self, unread: Collection[model.PciAddress]
+                               ) -> tuple[reserved.Inventory, ...]:
+        """The inventories of GPUs that cannot be read, closed.
 
-        A server that has a whole GPU has no claim on it.
-        """
-        yield from capacity.drained(before, look.left)
-        if look.reason and unhealthy:
-            # Also close what Cyborg still offers.
-            yield from capacity.drained(
-                before, capacity.withdrawn(before, look.device))
-        if not look.unread or unhealthy:
-            return
-        for uuid, known in before.providers.items():
-            held = owned.get(uuid, 0) or int(
-                known.mode is policy.Mode.PASSTHROUGH
-                and bool(self.held_by(uuid)))
-            yield reserved.Inventory(
-                uuid, names.resource_class(known), known.total,
-                build.reserved(known.total, held, 0))
-
-    def _of_earlier_process(self, unread: Collection[model.PciAddress]
-                            ) -> tuple[reserved.Inventory, ...]:
-        """The inventories of GPUs that cannot be read and are not remembered.
-
-        An earlier process may have reported them: only Placement knows what.
+        An earlier process may have reported them, and what servers have of
+        them may have no claim: only Placement knows both.
         """
         if not unread or self._tree is None or self._silent:
             return ()
@@ -511,6 +486,16 @@ def _unknown(why: store.Unknown | None) -> _Look | None:
     """
     return None if why is None else _Look(
         None, None, f'{why.reason}; {why.remedy}', '', unread=True)
+
+
+def _closed(before: gpu_record.Reported, look: _Look, unhealthy: bool
+            ) -> Iterator[reserved.Inventory]:
+    """The inventories of a GPU that must not be promised any more."""
+    yield from capacity.drained(before, look.left)
+    if look.reason and unhealthy:
+        # Also close what Cyborg still offers.
+        yield from capacity.drained(
+            before, capacity.withdrawn(before, look.device))
 
 
 def _by_function(device: names.ReportedDevice,

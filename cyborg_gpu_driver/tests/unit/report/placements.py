@@ -27,6 +27,7 @@ class Usages:
     :ivar gone: UUIDs for which no provider exists.
     :ivar tree: the inventories of a provider below the compute node, by UUID;
         empty without a compute node.
+    :ivar names: the names of some of these.
     :ivar asked: number of requests.
     """
 
@@ -34,6 +35,7 @@ class Usages:
         self.used = used
         self.gone = set()
         self.tree = {}
+        self.names = {}
         self.asked = 0
         self._generations = collections.Counter()
 
@@ -41,6 +43,13 @@ class Usages:
         """Allocate something; the end of an allocation has no generation."""
         self.used.add(uuid)
         self._generations[uuid] += 1
+
+    def publish(self, device):
+        """Create the providers of a device."""
+        for item in device.deployables:
+            self.names[item.provider_uuid] = item.name
+            self.tree[item.provider_uuid] = {
+                item.resource_class: {'total': item.num_accelerators}}
 
     def get(self, url, version):
         self.asked += 1
@@ -56,6 +65,7 @@ class Usages:
         if '?in_tree=' in url:
             return Answer(200, {'resource_providers': [
                 {'uuid': uuid, 'generation': generation,
+                 'name': self.names.get(uuid, ''),
                  'root_provider_uuid': 'root'} for uuid, generation
                 in self._generations.items() if uuid not in self.gone]})
         _, kind, uuid, what = url.split('/')
@@ -65,7 +75,8 @@ class Usages:
         self._generations[uuid] += 0
         if uuid in self.gone:
             return Answer(404, {})
-        return Answer(200, {'usages': {'CUSTOM_X': int(uuid in self.used)}})
+        return Answer(200, {'usages': dict.fromkeys(
+            self.tree.get(uuid, ['CUSTOM_X']), int(uuid in self.used))})
 
     def providers(self):
         """Return the tree of providers in this Placement."""

@@ -70,11 +70,11 @@ class WithdrawalTest(base.BaseTestCase):
             self.state_path, self.placement.providers(), _make, 'host')
 
     def decide(self, *present, gpus=(), make=_offers, ignored=(), claimed=(),
-               library_missing=False, unhealthy=(), owned=None):
+               library_missing=False, unhealthy=()):
         decision = self.withdrawal.decide(
             model.Host(gpus=(*present, *gpus),
                        library_missing=library_missing), make,
-            ignored, set(claimed), unhealthy, owned or {})
+            ignored, set(claimed), unhealthy)
         return decision, {device.address: device
                           for device in decision.devices}
 
@@ -175,18 +175,21 @@ class WithdrawalTest(base.BaseTestCase):
                 for item in decision.draining}
 
     def test_what_cannot_be_read_is_promised_to_nobody(self):
-        one, two = (item.provider_uuid for item
-                    in self.report(_GPU)[_ADDRESS].deployables)
+        device = self.report(_GPU)[_ADDRESS]
+        self.placement.publish(device)
+        one, two = (item.provider_uuid for item in device.deployables)
         for gpu in (_UNSEEN, dataclasses.replace(
                 _GPU, problems=('MIG mode: UNKNOWN',))):
+            self.free()
             self.assertEqual({one: (2, 2), two: (2, 2)}, self.unread(gpu))
             # What servers have is theirs: a migration writes it again.
-            self.assertEqual({one: (2, 1), two: (2, 2)},
-                             self.unread(gpu, owned={one: 1}))
+            self.use(device)
+            self.assertEqual({one: (2, 1), two: (2, 2)}, self.unread(gpu))
         self.assertEqual((), self.decide(_GPU)[0].draining)
 
     def test_a_whole_gpu_that_cannot_be_read_stays_its_servers(self):
         device = self.report(_GPU, make=self.whole())[_ADDRESS]
+        self.placement.publish(device)
         uuid = device.deployables[0].provider_uuid
         self.assertEqual({uuid: (1, 1)}, self.unread())
         self.use(device)
