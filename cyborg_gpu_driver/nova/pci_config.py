@@ -242,13 +242,6 @@ class DeviceSpec:
         return strutils.bool_from_string(
             self.tags.get('live_migratable', False))
 
-    @property
-    def traits(self) -> frozenset[str]:
-        """The traits that the entry names."""
-        return frozenset(filter(None, (
-            name.strip() for name
-            in str(self.tags.get('traits') or '').split(','))))
-
     def matches(self, function: Function) -> bool:
         """Whether this entry lets Nova give ``function`` to servers."""
         if (self.address is None

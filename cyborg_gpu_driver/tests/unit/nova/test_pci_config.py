@@ -82,6 +82,25 @@ class BuildTest(base.BaseTestCase):
         self.assertEqual('', pci_config.refusal(items, True))
 
 
+class DeviceSpecTest(base.BaseTestCase):
+    """tests/nova/test_device_spec.py compares the rest with Nova."""
+
+    def test_a_line_may_hold_several(self):
+        gpu = pci_config.Function(
+            model.PciAddress.parse('0000:16:00.0'), '10de', '26b9')
+        found = pci_config.parse_device_spec(
+            ['[{"address": "0000:16:00.4"}, {}]'])
+        self.assertEqual([False, True],
+                         [entry.matches(gpu) for entry in found])
+        self.assertTrue(found[0].managed)
+
+    def test_what_nova_refuses_is_named(self):
+        for text in ('3', '{"address": {"bus": "["}}'):
+            error = self.assertRaises(exception.InvalidValue,
+                                      pci_config.parse_device_spec, [text])
+            self.assertIn(repr(text), str(error))
+
+
 class OutputTest(base.BaseTestCase):
 
     def test_post_copy_is_off_where_servers_migrate(self):

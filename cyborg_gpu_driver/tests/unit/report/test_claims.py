@@ -21,41 +21,24 @@ def _no_placement():
     raise ConnectionError('no Placement here')
 
 
-class _Placement:
-    """Two providers of a GPU, one of another GPU, and their allocations.
+def _tree(**servers):
+    """Two providers of a GPU and one of another GPU.
 
-    :ivar servers: project and units of each server, by provider.
+    :param servers: project and units of each server, by provider.
     """
-
-    def __init__(self, **servers):
-        self.servers = servers
-
-    def get(self, url, version):
-        parts = url.split('/')
-        if url.startswith('/resource_providers?name='):
-            body = {'resource_providers': [
-                {'uuid': 'root'}] if url.endswith('=host1') else []}
-        elif url.startswith('/resource_providers?in_tree='):
-            body = {'resource_providers': [
-                {'uuid': 'small', 'name': f'host1_gpu_{_GPU}_1g.10gb'},
-                {'uuid': 'large', 'name': f'host1_gpu_{_GPU}_3g.40gb'},
-                {'uuid': 'other', 'name': f'host1_gpu_{_OTHER}_1g.10gb'}]}
-        elif parts[-1] == 'allocations':
-            body = {'allocations': {
-                server: {'resources': {'CUSTOM_X': units}} for server,
-                (_project, units) in self.servers.get(parts[2], {}).items()}}
-        else:
-            projects = {server: project for found in self.servers.values()
-                        for server, (project, _units) in found.items()}
-            body = {'allocations': {}, 'project_id': projects[parts[-1]]}
-        return placements.Answer(200, body)
+    placement = placements.Placement()
+    placement.servers = servers
+    placement.names = {'small': f'host_gpu_{_GPU}_1g.10gb',
+                       'large': f'host_gpu_{_GPU}_3g.40gb',
+                       'other': f'host_gpu_{_OTHER}_1g.10gb'}
+    placement.tree = dict.fromkeys(placement.names, {})
+    return placement.providers()
 
 
 class MixedTest(base.BaseTestCase):
 
     def mixed(self, bound, **servers):
-        return capacity.mixed(publishing.ProviderTree(
-            lambda: _Placement(**servers)), 'host1', _GPU, bound)
+        return capacity.mixed(_tree(**servers), 'host', _GPU, bound)
 
     def test_one_project(self):
         self.assertEqual('', self.mixed(
@@ -86,8 +69,7 @@ class ClaimsTest(base.BaseTestCase):
         self.assertIn('no Placement here', found)
 
     def test_no_compute_node_of_that_name(self):
-        found = capacity.of_placement(publishing.ProviderTree(
-            _Placement), 'other', _GPU)
+        found = capacity.of_placement(_tree(), 'other', _GPU)
         self.assertIn("compute node 'other' is not valid: Placement", found)
 
     def test_what_was_reported_whole(self):

@@ -2,8 +2,6 @@
 
 """The state of Placement, read as seldom as possible."""
 
-import collections
-
 import fixtures
 from oslotest import base
 
@@ -12,7 +10,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
-from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests.unit.report import placements
 
@@ -29,41 +26,14 @@ _UUIDS = {profile: names.provider_uuid(names.provider_name(
     'here', _offer(profile))) for profile in ('1g.5gb', '3g.20gb')}
 
 
-class Placement:
-    """A Placement with one provider tree, as its client sees it."""
-
-    def __init__(self):
-        self.known = {uuid: [1, 1, 0] for uuid in _UUIDS.values()}
-        """Generation, usage and reserved amount of each provider."""
-        self.asked = collections.Counter()
-        self.status = 200
-
-    def get(self, url, version):
-        path, _, query = url.partition('?')
-        parts = path.strip('/').split('/')
-        self.asked[parts[-1] if len(parts) == 3 else parts[2]
-                   if len(parts) > 3 else 'tree'] += 1
-        if self.status != 200:
-            return placements.Answer(self.status, {})
-        if query:
-            member = query.partition('=')[2]
-            return placements.Answer(200, {'resource_providers': [
-                {'uuid': uuid, 'root_provider_uuid': 'root',
-                 'generation': known[0]}
-                for uuid, known in self.known.items()]
-                if member in (*self.known, 'root') else []})
-        _, used, reserved = self.known.get(parts[1], (0, None, None))
-        if used is None:
-            return placements.Answer(404, {})
-        return placements.Answer(200, {'reserved': reserved, 'usages': {
-            'CUSTOM_NVIDIA_1G_5GB': used, 'CUSTOM_NVIDIA_3G_20GB': used}})
-
-
 class DriftTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.placement = Placement()
+        self.placement = placements.Placement()
+        for profile, uuid in _UUIDS.items():
+            self.placement.tree[uuid] = {names.custom('NVIDIA', profile): {}}
+            self.placement.use(uuid)
         self.offers = [_offer(), _offer('3g.20gb')]
         self.owned = {'1g.5gb': 1, '3g.20gb': 1}
         self.withdrawn = set()
@@ -71,8 +41,7 @@ class DriftTest(base.BaseTestCase):
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def start(self, with_reserved=True):
-        return drift.Drift(publishing.ProviderTree(lambda: self.placement),
-                           'here', with_reserved)
+        return drift.Drift(self.placement.providers(), 'here', with_reserved)
 
     def inventories(self):
         return [item for item in capacity.inventories(
@@ -83,8 +52,7 @@ class DriftTest(base.BaseTestCase):
         return self.drift.read({_GPU: self.offers}, {_GPU: self.inventories()})
 
     def changed(self, profile='1g.5gb', used=1, reserved=0):
-        known = self.placement.known[_UUIDS[profile]]
-        known[:] = known[0] + 1, used, reserved
+        self.placement.use(_UUIDS[profile], used, reserved)
 
     def usages(self):
         return {item.profile: (item.used, item.reserved, item.wanted)
@@ -125,7 +93,7 @@ class DriftTest(base.BaseTestCase):
 
     def test_the_end_of_an_allocation_changes_no_generation(self):
         self.assertEqual((1, 0, 0), self.usages()['1g.5gb'])
-        self.placement.known[_UUIDS['1g.5gb']][1] = 0
+        self.placement.used.clear()
         self.assertEqual((0, 0, 0), self.usages()['1g.5gb'])
 
     def test_reserved_that_somebody_else_changed(self):
@@ -141,15 +109,15 @@ class DriftTest(base.BaseTestCase):
         self.assertEqual({'1g.5gb': (1, 0, 0)}, self.usages())
 
     def test_what_placement_has_not(self):
-        self.placement.known.pop(_UUIDS['1g.5gb'])
+        self.placement.gone.add(_UUIDS['1g.5gb'])
         self.assertEqual({'3g.20gb'}, set(self.usages()))
-        self.placement.known.clear()
+        self.placement.gone.update(_UUIDS.values())
         self.assertEqual({}, self.usages())
 
     def test_a_whole_gpu_is_left_out(self):
         self.offers.append(_offer('passthrough', policy.Mode.PASSTHROUGH))
-        self.placement.known[names.provider_uuid(names.provider_name(
-            'here', self.offers[-1]))] = [1, 1, 0]
+        self.placement.use(names.provider_uuid(names.provider_name(
+            'here', self.offers[-1])))
         self.assertNotIn('passthrough', self.usages())
 
     def test_a_placement_that_does_not_answer_is_said_once(self):

@@ -2,6 +2,7 @@
 
 """What was reported stays reported, and nothing in use changes."""
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -62,7 +63,7 @@ class WithdrawalTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        self.placement = placements.Usages(set())
+        self.placement = placements.Placement()
         self.restart()
 
     def restart(self):
@@ -159,8 +160,8 @@ class WithdrawalTest(base.BaseTestCase):
         self.withdrawal.of_other_driver(model.Host(gpus=(_GPU,)))
         self.assertTrue(self.report(_GPU)[_ADDRESS].stub)
         # A Placement that is silent would make each request wait.
-        self.assertEqual(1, self.placement.asked)
-        self.placement.used = set()
+        self.assertEqual(1, self.placement.asked.total())
+        self.placement.used = collections.Counter()
         self.report(_GPU)
         self.restart()
         self.placement.used = None
@@ -274,9 +275,9 @@ class WithdrawalTest(base.BaseTestCase):
         self.report(_GPU)
         # The tree is known when the first answer is there.
         for asked in (3, 2, 1, 1):
-            self.placement.asked = 0
+            self.placement.asked.clear()
             self.report()
-            self.assertEqual(asked, self.placement.asked)
+            self.assertEqual(asked, self.placement.asked.total())
 
     def test_a_mode_is_left_when_nothing_of_it_can_be_in_use(self):
         self.report(_GPU, make=self.whole())
@@ -288,11 +289,11 @@ class WithdrawalTest(base.BaseTestCase):
     def test_unknown_use_counts_as_use(self):
         self.report(_GPU)
         self.placement.used = None
-        self.placement.asked = 0
+        self.placement.asked.clear()
         self.assertTrue(self.report()[_ADDRESS].stub)
         # A Placement that is silent would make each request wait.
-        self.assertEqual(1, self.placement.asked)
-        self.placement.used = set()
+        self.assertEqual(1, self.placement.asked.total())
+        self.placement.used = collections.Counter()
         self.assertFalse(self.report()[_ADDRESS].stub)
 
     def test_a_claim_in_the_journal_counts_as_use(self):
