@@ -82,7 +82,7 @@ class Structure(columns.FormattableColumn):
 
 WIDTH = 80
 """Characters in a line of a table that is not shown on a terminal."""
-_FLAT = frozenset({'csv', 'value', 'shell'})
+FLAT = frozenset({'csv', 'value', 'shell'})
 """Formats without nested values and without None."""
 
 
@@ -116,12 +116,17 @@ class Lister(lister.Lister):
         return self._epilog or ''
 
     def produce_output(self, parsed_args, column_names, data):
+        data = [*data]
+        if not data and parsed_args.formatter == 'table' and (
+                not parsed_args.print_empty):
+            # cliff prints an empty line.
+            return 0
         if not (parsed_args.long or parsed_args.columns):
             fit(parsed_args, self.app.stdout)
             if parsed_args.formatter == 'table':
                 parsed_args.columns = [name for name in self.brief
                                        if name in column_names]
-        if parsed_args.formatter in _FLAT:
+        if parsed_args.formatter in FLAT:
             data = [[flat(cell) for cell in row] for row in data]
         return super().produce_output(parsed_args, column_names, data)
 
@@ -131,7 +136,7 @@ class ShowOne(show.ShowOne):
 
     def produce_output(self, parsed_args, column_names, data):
         fit(parsed_args, self.app.stdout)
-        if parsed_args.formatter in _FLAT:
+        if parsed_args.formatter in FLAT:
             data = [flat(cell) for cell in data]
         return super().produce_output(parsed_args, column_names, data)
 

@@ -196,7 +196,13 @@ POLICY_OPTS = [
              'vGPUs of some sizes fit then.'),
     cfg.StrOpt(
         'vgpu_scheduler',
-        choices=[item.value for item in model.SchedulerPolicy],
+        choices=[
+            (model.SchedulerPolicy.BEST_EFFORT.value,
+             'vGPUs that have work share the time'),
+            (model.SchedulerPolicy.EQUAL_SHARE.value,
+             'each running vGPU gets an equal share'),
+            (model.SchedulerPolicy.FIXED_SHARE.value,
+             'each vGPU gets the share that it would have on a full GPU')],
         help='Mode vgpu: scheduler by which vGPUs share the GPU. Mode mig: '
              'scheduler of each GPU instance that several vGPUs share, set '
              'when the instance is created; other instances have none. If '

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from osc_lib.command import command
 
@@ -27,15 +26,19 @@ def show_progress(done: int, total: int, what: str = 'hosts') -> None:
               else '\r\033[K', file=sys.stderr, flush=True)
 
 
-def add_gpu(parser: argparse.ArgumentParser, **options: Any) -> None:
+def add_gpu(parser: argparse.ArgumentParser, or_all: bool = False) -> None:
     """Add ``HOST`` and ``GPU``.
 
-    :param options: of argparse, for ``GPU``.
+    :param or_all: whether ``--all`` may take the place of ``GPU``.
     """
     parser.add_argument('host', metavar='HOST', help='name of the host')
-    parser.add_argument('gpu', metavar='GPU', **{
-        'help': 'PCI address of the GPU, as "gpu list" shows it',
-        **options})
+    which = (parser.add_mutually_exclusive_group(required=True) if or_all
+             else parser)
+    which.add_argument('gpu', metavar='GPU', nargs='?' if or_all else None,
+                       help='PCI address of the GPU, as "gpu list" shows it')
+    if or_all:
+        which.add_argument('--all', action='store_true',
+                           help='all GPUs of the host')
 
 
 def add_consent(parser: argparse.ArgumentParser) -> None:

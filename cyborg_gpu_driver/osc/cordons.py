@@ -14,7 +14,6 @@ from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
 
-_WHICH = 'PCI address of the GPU (default: all GPUs of the host)'
 _NAMES = ('GPU', 'Cordoned', 'Cordons')
 WAIT = 180.0
 """In seconds. An agent reports every minute, and a report may just have begun.
@@ -40,7 +39,7 @@ class CordonGpu(base.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        base.add_gpu(parser, nargs='?', help=_WHICH)
+        base.add_gpu(parser, or_all=True)
         _add_reason(parser)
         parser.add_argument(
             '--wait', metavar='<seconds>', type=moments.seconds(0),
@@ -66,7 +65,7 @@ class UncordonGpu(base.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        base.add_gpu(parser, nargs='?', help=_WHICH)
+        base.add_gpu(parser, or_all=True)
         return parser
 
     def take_action(self, parsed_args):
@@ -102,7 +101,7 @@ class DrainGpu(base.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        base.add_gpu(parser, nargs='?', help=_WHICH)
+        base.add_gpu(parser, or_all=True)
         _add_reason(parser)
         how = parser.add_mutually_exclusive_group()
         how.add_argument('--shelve', action='store_true',

@@ -20,7 +20,7 @@ class ListOffer(output.Lister):
     standard error. Fixed vGPUs are reported by Nova; "in_use" then counts
     those that have a guest. The column gpus has the GPUs of a group that
     NVLink connects. --long and the formats for programs have every field of
-    the report. The command does not ask Placement. The agent does, and it
+    the report, csv and value without --long only those that are not nested. The command does not ask Placement. The agent does, and it
     withdraws nothing that servers use.
     """
 
@@ -41,13 +41,17 @@ class ListOffer(output.Lister):
                 for row in _rows(machine, address, parsed_args.everything)]
         for problem in _problems(rows):
             output.say(problem)
-        return _NAMES, [tuple(row[name] for name in _NAMES) for row in rows]
+        names = _NAMES
+        if parsed_args.formatter not in output.FLAT or (
+                parsed_args.long or parsed_args.columns):
+            names += _NESTED
+        return names, [tuple(row[name] for name in names) for row in rows]
 
 
 _NAMES = ('address', 'profile', 'resource_class', 'total', 'in_use',
           'creatable', 'reserved', 'reported', 'problem', 'traits', 'gpus',
-          'provider_name', 'provider_uuid', 'attributes', 'driver_name',
-          'attach_handles', 'device')
+          'provider_name', 'provider_uuid', 'driver_name')
+_NESTED = ('attributes', 'attach_handles', 'device')
 _NONE = output.Optional(None)
 _KEPT = 'not changed in Cyborg: '
 
@@ -117,7 +121,7 @@ def _row(address, device, problem):
         tells Cyborg to leave the GPU as Cyborg has it.
     """
     return {
-        **dict.fromkeys(_NAMES, _NONE), 'address': str(address),
+        **dict.fromkeys(_NAMES + _NESTED, _NONE), 'address': str(address),
         'total': 0, 'in_use': 0, 'creatable': 0, 'reserved': 0,
         'reported': 'no', 'problem': output.Optional(problem or None),
         'traits': output.Names(()), 'gpus': output.Names(()),

@@ -29,7 +29,7 @@ class ListVgpu(output.Lister):
     named and its user is an administrator.
     """
 
-    brief = ('name', 'gpu', 'type', 'orphan')
+    brief = ('name', 'gpu', 'type', 'guest', 'orphan')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)

@@ -88,13 +88,13 @@ class CloudCordonTest(test_disable.DisableCase):
 
     def test_a_whole_host(self):
         self.assertEqual([FIRST, SECOND],
-                         [row['GPU'] for row in self.close()])
+                         [row['GPU'] for row in self.close('--all')])
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.large)
         found = self.openstack.rows(explain.ExplainRequest,
                                     '--device-profile', self.large, code=1)
         self.assertIn('RESERVED_CORDONED', json.dumps(found))
         self.assertIn('Umzug nach S', json.dumps(found))
-        self.rows(osc_cordons.UncordonGpu)
+        self.rows(osc_cordons.UncordonGpu, '--all')
         self.report()
         self.assertEqual((set(), []), self.traits())
         self.cloud.unbind(self.cloud.bind(self.large))

@@ -30,8 +30,6 @@ VARIABLES = {
     'cyborg_gpu_kernel_arguments': ['intel_iommu=on', 'iommu=pt'],
     'cyborg_gpu_units': False,
     'cyborg_gpu_nova_config_file': '/etc/nova/nova.conf.d/cyborg-gpu.conf',
-    # There is no nova.conf with a user.
-    'cyborg_gpu_check_ignored': ['service-token-nova'],
     'cyborg_gpu_options': {
         'agent': {'enabled_drivers': 'cyborg_gpu_driver'},
         'gpu': {'simulate': 'l40sx4', 'policies': 'render'},

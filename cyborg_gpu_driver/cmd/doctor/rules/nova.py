@@ -154,8 +154,16 @@ def release(facts: facts_module.Facts) -> Iterator[finding.Finding]:
             'and MIG slices')
 
 
+def _binds(facts: facts_module.Facts) -> bool:
+    """Whether Cyborg assigns a GPU of this host, or a part of one."""
+    return any(not fixed.is_left(gpu, governing)
+               for gpu, governing in facts.governed())
+
+
 def service_token(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova sends Cyborg a service token to identify itself."""
+    if not _binds(facts):
+        return
     if not facts.nova.sends_service_token:
         yield finding.error(
             None, 'Nova sends no service token: cyborg-api answers '
@@ -172,9 +180,7 @@ def service_token(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 def guests(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova starts servers by itself, without their accelerators."""
-    bound = any(not fixed.is_left(gpu, governing)
-                for gpu, governing in facts.governed())
-    if not bound or not facts.nova.resumes_guests:
+    if not _binds(facts) or not facts.nova.resumes_guests:
         return
     seen = facts.machine.running
     if not seen or set(seen.nova_commands) != {services.OURS}:

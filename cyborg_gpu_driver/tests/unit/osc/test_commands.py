@@ -3,6 +3,7 @@
 """The commands' arguments, questions and output."""
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.osc import base as osc_base
+from cyborg_gpu_driver.osc import cordons
 from cyborg_gpu_driver.osc import plugin
 from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests.unit.cloud import services
@@ -42,6 +44,22 @@ class PluginTest(base.BaseTestCase):
         parser = plugin.build_option_parser(argparse.ArgumentParser())
         parsed = parser.parse_args(['--os-gpu-api-version', '1'])
         self.assertEqual('1', getattr(parsed, plugin.API_VERSION_OPTION))
+
+
+class CordonTest(base.BaseTestCase):
+
+    def test_all_gpus_of_a_host_only_if_they_are_asked_for(self):
+        for command, options in ((cordons.CordonGpu, ('--reason', 'a fan')),
+                                 (cordons.DrainGpu, ('--reason', 'a fan')),
+                                 (cordons.UncordonGpu, ())):
+            parser = command(None, None).get_parser('openstack gpu')
+            for which, gpu in ((['--all'], None), (['0000:07:00.0'],) * 2):
+                self.assertEqual(gpu and gpu[0], parser.parse_args(
+                    ['gpu1', *which, *options]).gpu)
+            with contextlib.redirect_stderr(io.StringIO()) as errors:
+                self.assertRaises(SystemExit, parser.parse_args,
+                                  ['gpu1', *options])
+            self.assertIn('GPU --all is required', errors.getvalue())
 
 
 class ProgressTest(base.BaseTestCase):

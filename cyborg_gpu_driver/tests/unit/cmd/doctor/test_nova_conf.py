@@ -188,9 +188,13 @@ class NovaTest(NovaCase):
         self.expect(
             rules_nova.service_token,
             (ERROR, 'send_service_user_token = true',
-             self.facts(nova={'has_service_user': True})),
+             self.facts(governing=(WHOLE,),
+                        nova={'has_service_user': True})),
             (ERROR, '[service_user]',
-             self.facts(nova={'sends_service_token': True})))
+             self.facts(governing=(WHOLE,),
+                        nova={'sends_service_token': True})))
+        # Cyborg assigns no GPU of this host.
+        self.silent(rules_nova.service_token, self.facts(nova={}))
 
     def test_guests_at_boot(self):
         resumes = {'nova': {'resumes_guests': True}}

@@ -76,11 +76,15 @@ class DefaultTableTest(base.HostCase):
         for words in _LISTS:
             options = ('--simulate', 'l40sx4', *words)
             every, *_ = csv.reader(io.StringIO(
-                self.printed(*options, '-f', 'csv')))
+                self.printed(*options, '-f', 'csv', '--long')))
             self.assertEqual(every, self.heads(*options, '--long'), words)
             some = self.heads(*options)
             self.assertEqual([name for name in every if name in some], some,
                              words)
+
+    def test_an_empty_list_prints_nothing(self):
+        self.assertEqual('', self.printed(
+            '--simulate', 'l40sx4', 'vgpu', 'list', '--without-cloud'))
 
     def heads(self, *arguments):
         """The column names of a table."""
@@ -119,13 +123,16 @@ class FlatFormatTest(base.CommandCase):
         self.assertNotIn('None', output)
 
     def test_names_and_nested_values(self):
-        output, _ = self.run_program('--simulate', self.part('dgx-a100-80'),
-                                     'offer', 'list', '-f', 'csv')
-        row = next(csv.DictReader(io.StringIO(output),
-                                  escapechar='\\'))
-        self.assertEqual('CUSTOM_GPU_ARCH_AMPERE', row['traits'].split(',')[0])
-        for name, kind in (('attributes', dict), ('attach_handles', list),
-                           ('device', dict)):
+        nested = {'attributes': dict, 'attach_handles': list, 'device': dict}
+        host = self.part('dgx-a100-80')
+        for option in (), ('--long',):
+            output, _ = self.run_program(
+                '--simulate', host, 'offer', 'list', '-f', 'csv', *option)
+            row = next(csv.DictReader(io.StringIO(output), escapechar='\\'))
+            self.assertEqual('CUSTOM_GPU_ARCH_AMPERE',
+                             row['traits'].split(',')[0])
+            self.assertEqual(bool(option), nested.keys() <= row.keys())
+        for name, kind in nested.items():
             self.assertIsInstance(json.loads(row[name]), kind)
 
     def test_value(self):
