@@ -141,7 +141,6 @@ class Content:
             '/v2.1/os-hypervisors/detail': {'hypervisors': [
                 {'id': self.roots[host], 'service': {'host': host}}
                 for host in self.hosts]},
-            '/v2.1/os-aggregates': {'aggregates': []},
             '/v2.1/os-migrations': {'migrations': []},
             '/v2.1/servers/detail': lambda query: _page(found, query),
             **{f'/v2.1/servers/{item["id"]}': {'server': item}
@@ -396,9 +395,8 @@ def server_show(server: str) -> Callable[[Counting], int]:
 
 WHOLE = {'list': gpu_list, 'orphan clean': orphan_clean}
 """The commands that examine all hosts."""
-LIMITS = {'list': 1, 'orphan clean': 1, 'explain': 4}
-"""The limit of requests for each host that a command examines. The last
-request of ``explain`` is to Nova."""
+LIMITS = {'list': 1, 'orphan clean': 1, 'explain': 3}
+"""The limit of requests for each host that a command examines."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import os_traits
-from openstack.compute.v2 import aggregate
 
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
@@ -190,16 +189,6 @@ class Service:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limit:
-    """A limit of a project for one resource."""
-
-    name: str
-    limit: int
-    used: int
-    wanted: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Server:
     """A server, as the question or a holder of resources.
 
@@ -210,8 +199,6 @@ class Server:
 
     uuid: str
     name: str
-    status: str
-    project: str = ''
     host: str | None = None
     zone: str | None = None
     fault: str = ''
@@ -251,15 +238,12 @@ class Facts:
 
     trees: tuple[Tree, ...] = ()
     services: Mapping[str, Service] | None = None
-    aggregates: Sequence[aggregate.Aggregate] | None = None
     devices: tuple[Any, ...] | None = None
     deployables: Mapping[str, int] | None = None
     arqs: tuple[Any, ...] | None = None
     servers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unknown_traits: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
-    limits: tuple[Limit, ...] = ()
-    project: str | None = None
     server: Server | None = None
     answer: Answer = Answer()
     whole: bool = True

@@ -188,25 +188,15 @@ def _devices(cloud: connection.Cloud
             for device in cyborg.devices(cloud)}
 
 
-def catalogue(found: Iterable[facts.Node], host: str | None = None,
-              model_name: str | None = None, kind: str | None = None
-              ) -> dict[str, list[facts.Node]]:
+def catalogue(found: Iterable[facts.Node]) -> dict[str, list[facts.Node]]:
     """Return the providers by the profile that they offer, in its order.
 
     A provider without an inventory offers nothing. A group of GPUs has the
     name of its model, as in ``nvlink-2_H100_NVL``.
-
-    :param model_name: only GPUs whose model contains this text, written as
-        NVML does (``A100-SXM4``) or as in the trait (``A100_SXM4``).
     """
     profiles: dict[str, list[facts.Node]] = {}
     for node in found:
-        if (node.resource_class is not None
-                and host in (None, node.host)
-                and (model_name is None or names.token(model_name)
-                     in (node.fact('MODEL') or ''))
-                and (kind is None
-                     or node.fact('KIND') == names.token(kind))):
+        if node.resource_class is not None:
             label = node.label
             if vgpu_name.group_size(label):
                 # Each model has its own class.

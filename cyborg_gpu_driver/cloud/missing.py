@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import os_resource_classes as orc
 import os_traits
-from openstack.compute.v2 import aggregate as sdk_aggregate
 
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import guest
@@ -20,8 +19,6 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report.content import names
 
-_ISOLATION = 'filter_tenant_id'
-_SPECS = 'aggregate_instance_extra_specs:'
 _KIND = re.compile(r'CUSTOM_GPU_[A-Z]+_')
 """Prefix of the driver's traits of one kind: model, NUMA node, memory."""
 _HEALTH = 'see "cyborg-gpu doctor" on {host}'
@@ -55,9 +52,7 @@ def of_request(wanted: request.Request, known: facts.Facts
     if known.server is not None:
         yield from fault(known.server, known)
     yield from wanted.findings
-    yield from _flavor(wanted.flavor, known.project)
     yield from _guest(wanted, known)
-    yield from _limits(known)
     yield from _classes(wanted, known)
     yield from _requested_traits(wanted, known)
     if known.answer.refusal:
@@ -88,23 +83,6 @@ def fault(server: facts.Server, known: facts.Facts
             return
 
 
-def _flavor(flavor: request.Flavor | None, project: str | None
-            ) -> Iterator[Finding]:
-    if flavor is None:
-        return
-    if flavor.disabled:
-        yield Finding(
-            Reason.FLAVOR_DISABLED, flavor.name,
-            f'flavor {flavor.name} is disabled', 'use another flavor')
-    if (project is not None and not flavor.public
-            and project not in flavor.projects):
-        yield Finding(
-            Reason.FLAVOR_ACCESS, flavor.name,
-            f'flavor {flavor.name} is not public, and project {project} has '
-            'no access to it',
-            f'openstack flavor set --project {project} {flavor.name}')
-
-
 def _guest(wanted: request.Request, known: facts.Facts) -> Iterator[Finding]:
     """Tell of a flavor whose guest would not see all of its whole GPUs."""
     if wanted.flavor is None:
@@ -127,18 +105,6 @@ def _guest(wanted: request.Request, known: facts.Facts) -> Iterator[Finding]:
                 f'--property {key}={value}' for key, value in needed.items())
             + f' {wanted.flavor.name}; the image needs hw_machine_type=q35 '
             'and hw_firmware_type=uefi', blocks=False)
-
-
-def _limits(known: facts.Facts) -> Iterator[Finding]:
-    for limit in known.limits:
-        if 0 <= limit.limit < limit.used + limit.wanted:
-            yield Finding(
-                Reason.QUOTA, limit.name,
-                f'limit {limit.name} of project {known.project} is '
-                f'{limit.limit}: {limit.used} used, {limit.wanted} more '
-                'requested',
-                'raise the limit (openstack limit, openstack quota), or '
-                'delete a server of the project')
 
 
 def _classes(wanted: request.Request, known: facts.Facts) -> Iterator[Finding]:
@@ -199,7 +165,6 @@ def of_host(wanted: request.Request, tree: facts.Tree, known: facts.Facts
     yield from _service(tree, known)
     if tree.root.uuid not in known.answer.options:
         yield from _own(wanted.own, tree)
-    yield from _aggregates(wanted, tree, known)
     yield from _devices(wanted, tree, known)
 
 
@@ -302,65 +267,6 @@ def _resources(name: str, amount: int, holding: Sequence[facts.Node],
     return Finding(
         Reason.HOST_RESOURCES, tree.name, text,
         'use a smaller flavor, or wait until servers are deleted')
-
-
-def _aggregates(wanted: request.Request, tree: facts.Tree, known: facts.Facts
-                ) -> Iterator[Finding]:
-    """What scheduler filters, which nova.conf may disable, would reject."""
-    service = (known.services or {}).get(tree.root.uuid)
-    if service is None or known.aggregates is None:
-        return
-    mine = [aggregate for aggregate in known.aggregates
-            if service.host in aggregate.hosts]
-    yield from _isolation(tree, mine, known)
-    specs = {key.removeprefix(_SPECS): value for key, value
-             in (wanted.flavor.extra_specs if wanted.flavor else {}).items()
-             if key.startswith(_SPECS)}
-    for key, value in sorted(specs.items()):
-        if not any(_matches(value, aggregate.metadata.get(key))
-                   for aggregate in mine):
-            yield Finding(
-                Reason.AGGREGATE_SPECS, tree.name,
-                f'no aggregate of {tree.name} has {key}={value}, which '
-                'AggregateInstanceExtraSpecsFilter requires',
-                f'add {service.host} to such an aggregate, or remove '
-                f'{_SPECS}{key} from the flavor', blocks=False)
-
-
-def _isolation(tree: facts.Tree, mine: Sequence[sdk_aggregate.Aggregate],
-               known: facts.Facts) -> Iterator[Finding]:
-    owners = {owner.strip() for aggregate in mine
-              for key, value in aggregate.metadata.items()
-              if key.startswith(_ISOLATION) for owner in value.split(',')}
-    reserved = any(known.project == value.strip()
-                   for aggregate in known.aggregates or ()
-                   for key, values in aggregate.metadata.items()
-                   if key.startswith(_ISOLATION)
-                   for value in values.split(','))
-    if known.project is None or known.project in owners:
-        return
-    if owners:
-        text = (f'{tree.name} is in an aggregate of other projects '
-                f'({", ".join(sorted(owners))})')
-    elif reserved:
-        text = (f'project {known.project} has its own aggregates, and '
-                f'{tree.name} is in none of them')
-    else:
-        return
-    yield Finding(
-        Reason.PROJECT_ISOLATED, tree.name,
-        text + '; AggregateMultiTenancyIsolation and [scheduler] '
-        'limit_tenants_to_placement_aggregate enforce this',
-        f'change {_ISOLATION} of the aggregate', blocks=False)
-
-
-def _matches(value: str, present: str | None) -> bool:
-    """Whether metadata meets an extra spec; one with an operator always does.
-    """
-    if present is None:
-        return False
-    return ' ' in value or value in [item.strip()
-                                     for item in present.split(',')]
 
 
 def _devices(wanted: request.Request, tree: facts.Tree, known: facts.Facts
@@ -562,7 +468,7 @@ def _cyborg(group: request.Group, node: facts.Node, tree: facts.Tree,
             'scheduled to it, the bind fails',
             f'check that cyborg-agent runs on {tree.name} and reports; if '
             'nothing changes, the provider is stale: openstack gpu orphan '
-            'clean --dry-run')
+            'clean --providers')
         return
     yield from _handles(group, node, known)
 

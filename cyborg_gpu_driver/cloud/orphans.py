@@ -18,7 +18,6 @@ import dataclasses
 import enum
 import time
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -35,7 +34,6 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.report.content import names
 
 _BOUND = 'Bound'
-_INITIAL = 'Initial'
 _SERVICE = 'service'
 """The role that Cyborg requires for operations that are reserved to Nova."""
 LOG = logging.getLogger(__name__)
@@ -51,16 +49,8 @@ class Kind(enum.Enum):
     """An accelerator request names a server that does not exist."""
     REQUEST_OF_NOBODY = 'request-of-nobody'
     """An accelerator request names no server."""
-    REQUEST_FAILED = 'request-failed'
-    """A server's request is not bound, and may hold an attach handle."""
     ALLOCATION_OF_GONE = 'allocation-of-gone-server'
     """A GPU is allocated to a consumer that is no server or migration."""
-    ALLOCATION_OF_MIGRATION = 'allocation-of-migration'
-    """A GPU is allocated to a migration."""
-    ALLOCATION_ELSEWHERE = 'allocation-elsewhere'
-    """A server has a GPU allocated on a host where it is not."""
-    ALLOCATION_WITHOUT_REQUEST = 'allocation-without-request'
-    """A server has a GPU allocated, but no accelerator request for it."""
     STALE_PROVIDER = 'stale-provider'
     """Placement has a provider that Cyborg does not know."""
     WITHDRAWN_PROVIDER = 'withdrawn-provider'
@@ -72,37 +62,35 @@ _OF_PROVIDERS = Kind.STALE_PROVIDER, Kind.WITHDRAWN_PROVIDER
 
 @dataclasses.dataclass(frozen=True)
 class Orphan:
-    """One leftover of a server.
+    """One leftover of a server, which can be removed without a risk.
 
     :ivar subject: UUID of the request, the consumer or the provider.
     :ivar where: host, or provider.
     :ivar server: UUID of the server, if the leftover names one.
     :ivar pins: the device profile that it keeps from being deleted.
-    :ivar safe: whether it can be removed without a risk for any server.
     """
 
     kind: Kind
     subject: str
     where: str
     text: str
-    remedy: str
     server: str | None = None
     pins: str = ''
-    safe: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Accounts:
     """The records of the services.
 
-    :ivar servers: the existing servers, among all consumers and requests.
+    :ivar servers: of the existing servers, among all consumers and requests,
+        the names by UUID.
     :ivar migrations: the other consumers that are migrations.
     """
 
     trees: tuple[facts.Tree, ...]
     deployables: Mapping[str, int]
     arqs: tuple[cyborg.AcceleratorRequest, ...]
-    servers: Mapping[str, facts.Server]
+    servers: Mapping[str, str]
     migrations: frozenset[str] = frozenset()
 
 
@@ -110,11 +98,10 @@ def find(known: Accounts, providers: bool = False) -> tuple[Orphan, ...]:
     """Return all orphans.
 
     :param providers: whether providers may be removed, so that nova-compute
-        of their hosts has to be restarted. Without it, withdrawn ones are no
-        orphans.
+        of their hosts has to be restarted.
     """
     return (*_requests(known), *_allocations(known),
-            *_providers(known, providers))
+            *(_providers(known) if providers else ()))
 
 
 def to_restart(removed: Iterable[Orphan]) -> tuple[str, ...]:
@@ -145,18 +132,16 @@ def consumers_of(trees: Iterable[facts.Tree]) -> set[str]:
             if node.of_cyborg for consumer in node.holders}
 
 
-def doubtful(trees: Iterable[facts.Tree], servers: Mapping[str, facts.Server]
+def doubtful(trees: Iterable[facts.Tree], servers: Mapping[str, str]
              ) -> set[str]:
-    """Return the UUIDs of providers with a holder that is no server there.
+    """Return the UUIDs of providers with a holder that is no server.
 
     Their holders may come from accelerator requests, which remain when an
     allocation is lost.
     """
     return {
         node.uuid for tree in trees for node in tree.below
-        if any(consumer not in servers
-               or servers[consumer].host not in (None, tree.name)
-               for consumer in node.holders)}
+        if node.holders.keys() - servers.keys()}
 
 
 def _requests(known: Accounts) -> Iterator[Orphan]:
@@ -166,91 +151,48 @@ def _requests(known: Accounts) -> Iterator[Orphan]:
             yield Orphan(
                 Kind.REQUEST_OF_NOBODY, arq.uuid, where,
                 f'request for {profile} is {arq.state} and has no server',
-                'openstack gpu orphan clean', None, profile, True)
+                None, profile)
         elif arq.instance_uuid not in known.servers:
             yield _of_gone(arq)
-        elif arq.state not in (_BOUND, _INITIAL):
-            yield Orphan(
-                Kind.REQUEST_FAILED, arq.uuid, where,
-                f'request for {profile} of server '
-                f'{known.servers[arq.instance_uuid].name} is {arq.state}',
-                'delete or rebuild the server; Nova then deletes its requests',
-                arq.instance_uuid, profile)
 
 
 def _of_gone(arq: cyborg.AcceleratorRequest) -> Orphan:
     return Orphan(
         Kind.REQUEST_OF_GONE, arq.uuid, arq.hostname or '-',
         f'request for {arq.device_profile_name} is {arq.state} for server '
-        f'{arq.instance_uuid}, which no longer exists',
-        'openstack gpu orphan clean', arq.instance_uuid,
-        arq.device_profile_name, True)
+        f'{arq.instance_uuid}, which no longer exists', arq.instance_uuid,
+        arq.device_profile_name)
 
 
 def _allocations(known: Accounts) -> Iterator[Orphan]:
-    bound = {(arq.instance_uuid, arq.device_rp_uuid) for arq in known.arqs}
     for tree in known.trees:
         for node in tree.below:
             for consumer in sorted(node.holders) if node.of_cyborg else ():
-                yield from _allocation(consumer, node, tree, bound, known)
+                if (consumer not in known.servers
+                        and consumer not in known.migrations):
+                    yield Orphan(
+                        Kind.ALLOCATION_OF_GONE, consumer,
+                        f'{tree.name}: {node.title}',
+                        f'{node.title} is allocated to {consumer}, which is '
+                        'neither a server nor a migration', consumer)
 
 
-def _allocation(consumer: str, node: facts.Node, tree: facts.Tree,
-                bound: Collection[tuple[str | None, str | None]],
-                known: Accounts) -> Iterator[Orphan]:
-    where = f'{tree.name}: {node.title}'
-    server = known.servers.get(consumer)
-    if consumer in known.migrations:
-        yield Orphan(
-            Kind.ALLOCATION_OF_MIGRATION, consumer, where,
-            f'migration {consumer} has {node.title}: servers with '
-            'accelerators cannot migrate',
-            'see "openstack server migration list"; confirm or revert it')
-    elif server is None:
-        yield Orphan(
-            Kind.ALLOCATION_OF_GONE, consumer, where,
-            f'{node.title} is allocated to {consumer}, which is neither a '
-            'server nor a migration', 'openstack gpu orphan clean',
-            consumer, safe=True)
-    elif server.host and server.host != tree.name:
-        yield Orphan(
-            Kind.ALLOCATION_ELSEWHERE, consumer, where,
-            f'server {server.name} is on {server.host}, but has {node.title} '
-            f'on {tree.name}',
-            'if the server was evacuated, start nova-compute on the old host; '
-            'if it is in REBUILD/rebuilding, start cyborg-agent and '
-            'nova-compute there and delete the server; otherwise run '
-            'nova-manage placement audit', consumer)
-    elif server.host and (consumer, node.uuid) not in bound:
-        yield Orphan(
-            Kind.ALLOCATION_WITHOUT_REQUEST, consumer, where,
-            f'server {server.name} has {node.title} allocated, but no '
-            'accelerator request for it, so it has no GPU',
-            'delete or rebuild the server; a flavor with resources:... '
-            'instead of a device profile also causes this', consumer)
-
-
-def _providers(known: Accounts, removable: bool) -> Iterator[Orphan]:
+def _providers(known: Accounts) -> Iterator[Orphan]:
     for tree in known.trees:
         for node in tree.below:
             withdrawn = names.WITHDRAWN in node.traits
-            if not node.of_cyborg or not (node.place or withdrawn):
+            if (node.holders or not node.of_cyborg
+                    or not (node.place or withdrawn)):
                 continue
-            remedy = ('openstack gpu orphan clean --providers; then restart '
-                      f'nova-compute on {tree.name}')
             if node.uuid not in known.deployables:
-                used = (' and a server has an allocation of it, which must be '
-                        'removed first' if node.holders else '')
                 yield Orphan(
                     Kind.STALE_PROVIDER, node.uuid, tree.name,
-                    f'provider {node.name} is not known to Cyborg{used}',
-                    f'if cyborg-agent on the host has reported: {remedy}',
-                    safe=removable and not used)
-            elif removable and withdrawn and not node.holders:
+                    f'provider {node.name} is not known to Cyborg; see that '
+                    'cyborg-agent on the host has reported')
+            elif withdrawn:
                 yield Orphan(
                     Kind.WITHDRAWN_PROVIDER, node.uuid, tree.name,
-                    f'{node.title} is not offered any more', remedy,
-                    safe=True)
+                    f'{node.title} is not offered any more')
 
 
 def read(cloud: connection.Cloud,
@@ -283,11 +225,9 @@ def read(cloud: connection.Cloud,
 def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
     """Remove an orphan, unless it has changed.
 
-    :raises ChangeRefused: if the orphan has changed or is not safe to remove,
-        or if the user may not remove it.
+    :raises ChangeRefused: if the orphan has changed, or if the user may not
+        remove it.
     """
-    if not orphan.safe:
-        raise _kept(orphan, orphan.remedy)
     if orphan.kind is Kind.ALLOCATION_OF_GONE:
         _remove_allocation(cloud, orphan)
     elif orphan.kind in _OF_PROVIDERS:

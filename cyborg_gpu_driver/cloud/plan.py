@@ -170,27 +170,24 @@ def _towards(item: resources.Item, keys: Collection[resources.Key],
         found.setdefault('description', 'adopted')
         text = text or 'adopted'
     if found:
-        yield (_held(item, existing, keys, present, adopt)
+        yield (_held(item, existing, present)
                or _change(item, existing, found, text))
 
 
 def _held(item: resources.Item, existing: resources.Existing,
-          keys: Collection[resources.Key], present: Present, adopt: bool
-          ) -> Change | None:
-    """Refuse to change a registered limit with foreign project limits.
+          present: Present) -> Change | None:
+    """Refuse to change a registered limit while projects have limits.
 
-    Keystone 30 changes a registered limit only while no project has a limit
-    of its own, so the project limits must be created again.
+    Keystone 30 refuses it, too.
     """
-    if item.kind is not resources.Kind.REGISTERED:
-        return None
     theirs = [other.item.name for other in present.values()
-              if item.key in other.item.needs and not other.ours
-              and not (adopt and other.item.key in keys)]
-    return None if not theirs else Change(
-        Action.REFUSE, 'Keystone changes it only if no project has a limit, '
-        f'and {_some(theirs)} were not created by this command',
-        item, existing)
+              if item.key in other.item.needs]
+    if item.kind is not resources.Kind.REGISTERED or not theirs:
+        return None
+    return Change(
+        Action.REFUSE, 'Keystone changes it only if no project has a limit: '
+        f'remove {_some(theirs)} from the file, run with --prune, and add '
+        'them again', item, existing)
 
 
 def _change(item: resources.Item, existing: resources.Existing,

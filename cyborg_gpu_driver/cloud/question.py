@@ -31,8 +31,7 @@ MOST = 50
 
 def answer(cloud: connection.Cloud, flavor: str | None = None,
            profile: str | None = None, server: str | None = None,
-           host: str | None = None, project: str | None = None,
-           most: int | None = MOST,
+           host: str | None = None, most: int | None = MOST,
            progress: placement.Progress = lambda done, total: None
            ) -> explain.Verdict:
     """Read the state of the cloud and explain the request.
@@ -43,20 +42,18 @@ def answer(cloud: connection.Cloud, flavor: str | None = None,
     One of the first three is given; all are names or IDs.
 
     :param host: hypervisor_hostname of the only host to examine.
-    :param project: the project whose limits and permissions apply.
     :param most: how many hosts to examine, if no host is named; None for
         all. Those with candidates in Placement come first.
     """
-    return _Reading(cloud, host, project, most, progress).judge(
+    return _Reading(cloud, host, most, progress).judge(
         *_request(cloud, flavor, profile, server))
 
 
 class _Reading:
 
-    def __init__(self, cloud, host, project, most, progress):
+    def __init__(self, cloud, host, most, progress):
         self._cloud = cloud
         self._host = host
-        self._project = project
         self._most = most
         self._progress = progress
         self._unchecked: list[str] = []
@@ -83,17 +80,13 @@ class _Reading:
                 'host')
         hosts = placement.read_trees(cloud, roots, wanted, on_record,
                                      self._progress)
-        owner = self._owner(server)
         services = self._try('compute services', nova.services, cloud)
         known = facts.Facts(
             trees=hosts, devices=devices,
             deployables=on_record.deployables, arqs=on_record.arqs,
             unknown_traits=unknown_traits(cloud, wanted),
             classes=classes(cloud), services=services,
-            aggregates=self._try('aggregates', lambda: list(
-                cloud.sdk.compute.aggregates())),
-            servers=self._names(hosts, services or {}), project=owner,
-            server=server, limits=self._limits(owner, wanted),
+            servers=self._names(hosts), server=server,
             answer=facts.Answer(options, answered.refusal),
             whole=not root and not left_out)
         known = dataclasses.replace(known, unchecked=tuple(self._unchecked))
@@ -117,35 +110,12 @@ class _Reading:
             known, trees=tuple(again.get(tree.name, tree)
                                for tree in known.trees)))
 
-    def _owner(self, server):
-        if self._project is not None:
-            return state.project(self._cloud, self._project)
-        if server is not None:
-            return server.project
-        self._unchecked.append(
-            'limits, access to the flavor and isolation of projects, because '
-            'no project was given')
-        return None
-
-    def _limits(self, owner, wanted):
-        if owner is None:
-            return ()
-        return (
-            *(self._try('quotas', nova.quotas, self._cloud, owner,
-                        wanted) or ()),
-            *(self._try('unified limits', nova.unified_limits,
-                        self._cloud, owner, wanted) or ()))
-
-    def _names(self, hosts, services):
+    def _names(self, hosts):
         """Return the names of the servers that have accelerators, by UUID."""
         consumers = {consumer for tree in hosts for node in tree.below
                      for consumer in node.holders}
-        found = self._try(
-            'names of servers', nova.known_servers, self._cloud,
-            consumers, {services[tree.root.uuid].host for tree in hosts
-                        if tree.root.uuid in services
-                        and any(node.holders for node in tree.below)}) or {}
-        return {uuid: server.name for uuid, server in found.items()}
+        return self._try('names of servers', nova.known_servers, self._cloud,
+                         consumers) or {}
 
     def _try(self, what: str, read: Callable[..., Any], *arguments: Any
              ) -> Any:

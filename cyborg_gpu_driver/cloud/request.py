@@ -54,10 +54,7 @@ class Reason(enum.Enum):
     CLASS_NOWHERE = 'no provider of the cloud has a resource class'
     TRAIT_UNKNOWN = 'Placement does not know a trait'
     TRAIT_NOWHERE = 'no provider of a resource class has the trait'
-    FLAVOR_DISABLED = 'the flavor is disabled'
-    FLAVOR_ACCESS = 'the project has no access to the flavor'
     GUEST_ADDRESSES = 'the guest may not see all of its GPUs'
-    QUOTA = 'a limit of the project would be exceeded'
     # A host.
     HOST_DISABLED = 'the compute service is disabled'
     SERVICE_DOWN = 'nova-compute is down'
@@ -68,8 +65,6 @@ class Reason(enum.Enum):
     HOST_RESOURCES = 'the compute node has too little free capacity'
     HOST_TRAIT = 'the host lacks a trait that the flavor requires'
     ZONE = 'the host is in another availability zone'
-    PROJECT_ISOLATED = 'an aggregate reserves the host for other projects'
-    AGGREGATE_SPECS = "the flavor's extra specs match no aggregate"
     CLASS_ELSEWHERE = 'only other hosts have a resource class'
     NOT_REPORTED = 'no agent reports accelerators of the host'
     GROUPS_TOGETHER = 'each group fits, but not all of them together'
@@ -184,10 +179,6 @@ class Flavor:
     disk: int = 0
     extra_specs: Mapping[str, str] = dataclasses.field(
         default_factory=dict)
-    public: bool = True
-    disabled: bool = False
-    projects: frozenset[str] = frozenset()
-    """The projects that may use the flavor if it is not public."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,15 +412,6 @@ def _traits(required, forbidden):
                      *(f'!{trait}' for trait in sorted(forbidden))])
 
 
-def accepts(group: Group, node: facts.Node) -> bool:
-    """Whether a single provider meets a group."""
-    return (bool(group.resources)
-            and node.suits(group.required, group.forbidden)
-            and all(name in node.inventories
-                    and node.inventories[name].fits(amount)
-                    for name, amount in group.resources.items()))
-
-
 def takers(group: Group, tree: facts.Tree) -> frozenset[str]:
     """Return the providers of a compute node that can meet a group alone.
 
@@ -438,8 +420,12 @@ def takers(group: Group, tree: facts.Tree) -> frozenset[str]:
     :returns: UUIDs; empty if the group cannot be met.
     """
     if group.suffix:
-        return frozenset(node.uuid for node in tree.nodes
-                         if accepts(group, node))
+        return frozenset(
+            node.uuid for node in tree.nodes
+            if group.resources and node.suits(group.required, group.forbidden)
+            and all(name in node.inventories
+                    and node.inventories[name].fits(amount)
+                    for name, amount in group.resources.items()))
     able = [[node for node in tree.nodes if name in node.inventories
              and node.inventories[name].fits(amount)
              and not group.forbidden & node.traits]

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib import parse
 
-from openstack import exceptions
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import connection
@@ -153,14 +151,11 @@ def limit_scope(cloud: connection.Cloud) -> dict[str, str]:
             **({} if chosen is None else {'region_id': chosen})}
 
 
-def limits(cloud: connection.Cloud, **query: str
-           ) -> list[resources.Existing]:
+def limits(cloud: connection.Cloud) -> list[resources.Existing]:
     """Return registered limits and limits of Nova in the user's region.
 
     Keystone's list for one region has no limits of other regions. A limit for
     no region at all is a separate limit.
-
-    :param query: which limits of projects to return; all by default.
     """
     scope = limit_scope(cloud)
     region = scope.get('region_id')
@@ -170,7 +165,7 @@ def limits(cloud: connection.Cloud, **query: str
         if item['region_id'] == region]
     return found + [_limit(item, resources.Limit(
         item['resource_name'], item['project_id'], item['resource_limit']))
-        for item in _complete(cloud, 'limits', **scope, **query)
+        for item in _complete(cloud, 'limits', **scope)
         if item['project_id'] is not None and item['region_id'] == region]
 
 
@@ -295,7 +290,10 @@ class Writer:
                     resource_name=item.name, default_limit=item.default,
                     **limit_scope(self._cloud), **_MARK)
             case resources.Limit():
-                self._create_limit(item, _MARK)
+                self._identity.create_limit(
+                    resource_name=item.resource, project_id=item.project,
+                    resource_limit=item.value, **limit_scope(self._cloud),
+                    **_MARK)
             case resources.DeployTemplate():
                 self._cloud.sdk.baremetal.create_deploy_template(
                     name=item.name, steps=json.loads(item.steps),
@@ -309,9 +307,11 @@ class Writer:
             case resources.Flavor():
                 self._update_flavor(item, existing)
             case resources.RegisteredLimit():
-                self._update_registered(item, existing)
+                self._identity.update_registered_limit(
+                    existing.identity, default_limit=item.default, **_MARK)
             case resources.Limit():
-                self._update_limit(item, existing)
+                self._identity.update_limit(
+                    existing.identity, resource_limit=item.value, **_MARK)
             case resources.DeployTemplate():
                 self._cloud.sdk.baremetal.patch_deploy_template(
                     existing.identity, [
@@ -378,63 +378,6 @@ class Writer:
             self._compute.flavor_add_tenant_access(flavor, project)
         for project in sorted(there.projects - item.projects):
             self._compute.flavor_remove_tenant_access(flavor, project)
-
-    def _update_registered(self, item: resources.RegisteredLimit,
-                           existing: resources.Existing) -> None:
-        """Delete the project limits, change the default and restore them.
-
-        Keystone 30 changes a registered limit only while no project has a
-        limit of its own. Meanwhile the default applies to those projects.
-        """
-        gone: list[resources.Existing] = []
-        try:
-            for other in limits(self._cloud):
-                if item.key in other.item.needs:
-                    gone.append(other)
-                    self._delete(other)
-            self._identity.update_registered_limit(
-                existing.identity, default_limit=item.default, **_MARK)
-        finally:
-            self._restore(gone)
-
-    def _restore(self, gone: Iterable[resources.Existing]) -> None:
-        """Create limits again; one that fails does not prevent the others.
-
-        :raises CloudError: if one fails; names all that are missing.
-        """
-        lost, reason = [], ''
-        for limit in gone:
-            item = limit.item
-            assert isinstance(item, resources.Limit)  # As it was deleted.
-            try:
-                with self._cloud.errors():
-                    self._create_limit(item, _MARK if limit.ours else {})
-            except exception.CloudError as error:
-                # Keystone has refused to delete it, or another client has
-                # created it.
-                if not isinstance(error.__cause__,
-                                  exceptions.ConflictException):
-                    lost.append(f'{item.name}: {item.value}')
-                    reason = connection.reason(error)
-        if lost:
-            raise self._cloud.error(
-                'limits of projects were deleted to change their default and '
-                f'could not be created again ({reason}); create them: '
-                + ', '.join(lost))
-
-    def _create_limit(self, item: resources.Limit, mark: dict[str, str]
-                      ) -> None:
-        self._identity.create_limit(
-            resource_name=item.resource, project_id=item.project,
-            resource_limit=item.value, **limit_scope(self._cloud), **mark)
-
-    def _update_limit(self, item: resources.Limit,
-                      existing: resources.Existing) -> None:
-        # A limit that was created again meanwhile has another ID.
-        identity = {other.item.key: other.identity for other in limits(
-            self._cloud)}.get(item.key, existing.identity)
-        self._identity.update_limit(identity, resource_limit=item.value,
-                                    **_MARK)
 
     def _add_traits(self, item: resources.NodeTraits,
                     existing: resources.Existing) -> None:

@@ -43,10 +43,6 @@ class ExplainRequest(base.ShowOne):
             '--host', metavar='<host>',
             help='hypervisor_hostname of the only compute node to consider')
         parser.add_argument(
-            '--project', metavar='<project>',
-            help='name or id of the project whose limits and permissions '
-                 "apply (default: the server's, or none)")
-        parser.add_argument(
             '--all', action='store_true',
             help=f'examine all hosts of the cloud, not only {question.MOST}, '
                  'those with candidates in Placement first, and show all '
@@ -59,7 +55,7 @@ class ExplainRequest(base.ShowOne):
     def take_action(self, parsed_args):
         self.found = question.answer(
             self.cloud, parsed_args.flavor, parsed_args.device_profile,
-            parsed_args.server, parsed_args.host, parsed_args.project,
+            parsed_args.server, parsed_args.host,
             None if parsed_args.all else question.MOST, base.show_progress)
         self.code = int(not self.found.schedulable)
         document = self.found.document()

@@ -20,9 +20,8 @@ once, and oslo.messaging gives each step of a bind a minute."""
 class CleanOrphan(base.Lister):
     """Remove the leftovers of deleted servers in the cloud.
 
-    Leftovers are accelerator requests, allocations of GPUs and resource
-    providers. Safe to remove are requests without a server or of a deleted
-    server, and allocations whose consumer is neither a server nor a migration.
+    Leftovers are accelerator requests without a server or of a deleted server,
+    and allocations of GPUs whose consumer is neither a server nor a migration.
     The command asks for confirmation unless --yes is given, and checks each
     again before it removes it. With --dry-run, it only lists them. Needs the
     role admin. The exit code is 1 if a leftover remains.
@@ -63,31 +62,26 @@ class CleanOrphan(base.Lister):
         if not parsed_args.dry_run:
             results = self._clean(found, parsed_args.yes)
         self.code = int(any(results.get(item) != _REMOVED for item in found))
-        if found and parsed_args.formatter == 'table' and (
-                not parsed_args.long):
-            base.say('With --long the table shows what to do about each.')
-        return (('Kind', 'Subject', 'Where', 'Server', 'Pins', 'Safe', 'What',
-                 'What to do', 'Result'), [
+        return (('Kind', 'Subject', 'Where', 'Server', 'Pins', 'What',
+                 'Result'), [
             (item.kind.value, item.subject, item.where,
-             output.Optional(item.server), item.pins, item.safe, item.text,
-             item.remedy, output.Optional(results.get(item)))
-            for item in found])
+             output.Optional(item.server), item.pins, item.text,
+             output.Optional(results.get(item))) for item in found])
 
     def _clean(self, found, yes):
-        """Remove what is safe to remove; return the result of each."""
-        safe = [item for item in found if item.safe]
-        if not safe:
+        """Remove the leftovers; return the result of each."""
+        if not found:
             base.say('There is nothing to remove.')
             return {}
         if not yes:
-            for item in safe:
+            for item in found:
                 base.say(f'{item.subject}  {item.text}')
-            if not output.agreed(f'Remove these {len(safe)}?'):
+            if not output.agreed(f'Remove these {len(found)}?'):
                 base.say('Nothing was removed.')
                 return {}
-        results = {item: self._remove(item) for item in safe}
+        results = {item: self._remove(item) for item in found}
         for host in orphans.to_restart(
-                item for item in safe if results[item] == _REMOVED):
+                item for item in found if results[item] == _REMOVED):
             base.say(f'Restart nova-compute on {host} now: every boot there '
                      'fails while it has the removed providers in its cache.')
         return results

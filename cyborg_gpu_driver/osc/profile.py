@@ -26,7 +26,6 @@ from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
 _NOT_DONE = 'not done'
-_KINDS = ('passthrough', 'vgpu', 'mig', 'nvlink')
 _SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
                    for kind in ('MODEL', 'MEMORY', 'KIND', 'ARCH'))
 _QUOTA_COLUMNS = ('Project', 'Project ID', 'Resource Class', 'Limit', 'Used',
@@ -59,9 +58,6 @@ class SyncProfile(base.Lister):
             '--adopt', action='store_true',
             help='take over objects that are in the file and that this '
                  'command did not create')
-        parser.add_argument(
-            '--strict', action='store_true',
-            help='refuse a profile that no GPU of the cloud can serve now')
         return parser
 
     def take_action(self, parsed_args):
@@ -87,9 +83,8 @@ class SyncProfile(base.Lister):
             for item in plan.left_over(wanted.items, present):
                 base.say(f'{item.kind.value} {item.name} is not in the file; '
                          '--prune deletes it.')
-        warned = self._warn(wanted, verdicts, providers)
-        rows = (self._refuse(changes) if warned and parsed_args.strict
-                else self._settle(changes, parsed_args))
+        self._warn(wanted, verdicts, providers)
+        rows = self._settle(changes, parsed_args)
         return ('Action', 'Kind', 'Name', 'Change', 'Result'), rows + [
             ('', resources.Kind.NODE.value, verdict.node.name, str(verdict),
              '') for verdict in verdicts if verdict not in adding]
@@ -111,9 +106,8 @@ class SyncProfile(base.Lister):
 
     def _warn(self, wanted: definition.Definition,
               verdicts: Sequence[baremetal.Verdict],
-              providers: Sequence[facts.Node]) -> bool:
-        """Warn about what no GPU offers; return whether there was a warning.
-        """
+              providers: Sequence[facts.Node]) -> None:
+        """Warn about what no GPU offers."""
         texts = [f'no node supports {profile.entry.name}'
                  for profile in wanted.nodes
                  if not any(verdict.can for verdict in verdicts
@@ -121,7 +115,6 @@ class SyncProfile(base.Lister):
         texts += plan.unoffered(wanted.items, providers)
         for text in texts:
             base.say(f'Warning: {text}')
-        return bool(texts)
 
     def _settle(self, changes: list[plan.Change], parsed_args: Any
                 ) -> list[tuple]:
@@ -186,19 +179,6 @@ class ListProfile(base.Lister):
     brief = ('Profile', 'GPUs', 'Total', 'Used', 'Free', 'Device Profiles',
              'Flavors')
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        parser.add_argument('--host', metavar='HOST',
-                            help='show only this compute node')
-        parser.add_argument(
-            '--model', metavar='MODEL',
-            help='show only GPUs whose model name contains this text, such as '
-                 'A100')
-        parser.add_argument('--kind', choices=_KINDS, help='show only '
-                                                           'profiles of this '
-                                                           'kind')
-        return parser
-
     def take_action(self, parsed_args):
         found = placement.read_providers(self.cloud,
                                          progress=base.show_progress)
@@ -206,16 +186,13 @@ class ListProfile(base.Lister):
         flavors = self.cloud.attempt(
             state.flavors, self.cloud, complain=lambda error: base.say(
                 f'The flavors are not known: {error}'))
-        if not (parsed_args.host or parsed_args.model or parsed_args.kind):
-            for text in plan.unoffered(device_profiles, found):
-                base.say(text)
+        for text in plan.unoffered(device_profiles, found):
+            base.say(text)
         return (('Profile', 'Resource Class', 'Traits', 'Hosts', 'GPUs',
                  'Total', 'Used', 'Reserved', 'Free', 'Device Profiles',
                  'Flavors'),
                 [_row(label, nodes, device_profiles, flavors)
-                 for label, nodes in hosts.catalogue(
-                     found, parsed_args.host, parsed_args.model,
-                     parsed_args.kind).items()])
+                 for label, nodes in hosts.catalogue(found).items()])
 
 
 def _row(label, nodes, device_profiles, flavors):

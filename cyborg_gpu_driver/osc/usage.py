@@ -18,6 +18,8 @@ from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
 _HOUR = 3600.0
+_SECONDS = 60.0
+"""How long Prometheus may take to answer."""
 _URL = 'CYBORG_GPU_PROMETHEUS_URL'
 _TIME = 'cyborg_gpu_assigned_seconds_total'
 _ALIVE = 'cyborg_gpu_exporter_build_info'
@@ -53,11 +55,6 @@ class ShowUsage(base.Lister):
             '--prometheus-url', metavar='URL', default=os.environ.get(_URL),
             help='where Prometheus is, such as http://prometheus:9090 '
                  f'(Env: {_URL})')
-        parser.add_argument(
-            '--timeout', metavar='SECONDS', default=60,
-            type=moments.seconds(1, 3600),
-            help='how long Prometheus may take to answer (default: '
-                 '%(default)s)')
         return parser
 
     def take_action(self, parsed_args):
@@ -72,7 +69,7 @@ class ShowUsage(base.Lister):
         span = f'{max(1, math.ceil(end - start))}s'
         ask = functools.partial(
             prometheus.query, parsed_args.prometheus_url,
-            seconds=parsed_args.timeout, at=end)
+            seconds=_SECONDS, at=end)
         labels = tuple(dict.fromkeys(
             label for key in parsed_args.by or ('project', 'profile')
             for label in _LABELS[key]))

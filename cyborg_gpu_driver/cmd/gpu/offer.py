@@ -20,8 +20,9 @@ class ListOffer(output.Lister):
     standard error. Fixed vGPUs are reported by Nova; "in_use" then counts
     those that have a guest. The column gpus has the GPUs of a group that
     NVLink connects. --long and the formats for programs have every field of
-    the report, csv and value without --long only those that are not nested. The command does not ask Placement. The agent does, and it
-    withdraws nothing that servers use.
+    the report; csv and value have nested ones with --long only. The command
+    does not ask Placement. The agent does, and it withdraws nothing that
+    servers use.
     """
 
     brief = ('address', 'profile', 'total', 'in_use', 'creatable', 'reported')

@@ -20,7 +20,7 @@ from cyborg_gpu_driver.partition import vgpu_type
 class ListGpu(output.Lister):
     """List the NVIDIA GPUs of this host."""
 
-    brief = ('index', 'address', 'model', 'mode', 'partitions', 'health')
+    brief = ('index', 'address', 'model', 'mode', 'health')
 
     def take_action(self, parsed_args):
         view = self.app.view

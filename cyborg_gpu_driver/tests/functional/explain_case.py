@@ -41,7 +41,6 @@ class NovaOfOneHost:
         answers = {
             '/v2.1/os-services': {'services': [self.service]},
             '/v2.1/os-hypervisors/detail': {'hypervisors': self.hypervisors},
-            '/v2.1/os-aggregates': {'aggregates': []},
             '/v2.1/flavors/detail': {'flavors': self.flavors},
             '/v2.1/servers': {'servers': list(self.servers.values())},
             '/v2.1/servers/detail': {

@@ -25,10 +25,10 @@ class QuotaTest(base.TestCase):
             connection.Cloud(self.admin, 'admin'))
         self.addCleanup(self.sync)
 
-    def sync(self, *limits):
+    def sync(self, *limits, code=0):
         return [(row['Action'], row['Result']) for row in self.openstack.rows(
-            profile.SyncProfile, '-', '--yes', '--prune', answer=json.dumps(
-                {'version': 'v1', 'limits': limits}))]
+            profile.SyncProfile, '-', '--yes', '--prune', code=code,
+            answer=json.dumps({'version': 'v1', 'limits': limits}))]
 
     def show(self, project='project1'):
         (row,) = [row for row in self.openstack.rows(
@@ -72,7 +72,11 @@ class QuotaTest(base.TestCase):
         self.assertEqual((1, 0, 1, 'project'), self.show())
 
         # Keystone changes the default only while no project has a limit.
-        self.assertEqual([('update', 'done')],
+        self.assertEqual([('refuse', '')],
+                         self.sync({**limit, 'default': 2}, code=1))
+        self.assertEqual([('delete', 'done')],
+                         self.sync({'gpu': _GPU, 'default': 0}))
+        self.assertEqual([('update', 'done'), ('create', 'done')],
                          self.sync({**limit, 'default': 2}))
         self.assertEqual((1, 0, 1, 'project'), self.show())
         self.assertEqual(2 * [('delete', 'done')], self.sync())

@@ -117,52 +117,6 @@ class WriterTest(base.BaseTestCase):
                 [('PATCH', path, {key: {**body, 'description': _MARK}})],
                 self.change(plan.Action.UPDATE, item, item))
 
-    def test_a_registered_limit_that_has_limits(self):
-        kept = [{'id': 'limit', 'region_id': 'one', 'project_id': 'r',
-                 'resource_name': 'class:PGPU', 'resource_limit': 8,
-                 'description': _MARK}]
-
-        def answer(query):
-            # A limit is gone as soon as it has been deleted.
-            gone = any(method == 'DELETE' for method, _, _ in self.asked)
-            return {'limits': [] if gone else kept}
-
-        self.answers['/v3/limits'] = answer
-        asked = self.change(plan.Action.UPDATE, _REGISTERED, _REGISTERED)
-        self.assertEqual(
-            [('DELETE', 'limits/limit'), ('PATCH', 'registered_limits/old'),
-             ('POST', 'limits')],
-            [(method, path) for method, path, _ in asked])
-        self.assertEqual(8, asked[2][2]['limits'][0]['resource_limit'])
-        self.refused = 'registered_limits/old'
-        ((_, error),) = self.carry_out(plan.Change(
-            plan.Action.UPDATE, '', _REGISTERED,
-            resources.Existing(_REGISTERED, 'old')))
-        self.assertIn('503', error)
-        self.assertEqual('limits', self.asked[-1][1])
-        self.asked.clear()
-        self.assertEqual(
-            [('PATCH', 'limits/limit')],
-            [(method, path) for method, path, _ in self.change(
-                plan.Action.UPDATE, _LIMIT, _LIMIT)])
-
-    def test_limits_that_cannot_be_created_again(self):
-        """One failure does not cost the limits of the other projects."""
-        self.answers['/v3/limits'] = {'limits': [
-            {'id': project, 'region_id': 'one', 'project_id': project,
-             'resource_name': 'class:PGPU', 'resource_limit': 8,
-             'description': _MARK} for project in 'rst']}
-        change = plan.Change(plan.Action.UPDATE, '', _REGISTERED,
-                             resources.Existing(_REGISTERED, 'old'))
-        self.refused = 'limits'
-        ((_, error),) = self.carry_out(change)
-        for project in 'rst':
-            self.assertIn(f'class:PGPU of project {project}: 8', error)
-        self.assertEqual(['limits'] * 3,
-                         [path for _, path, _ in self.asked[-3:]])
-        self.status = '409 Conflict'
-        self.assertEqual([('class:PGPU', None)], self.carry_out(change))
-
     def test_what_has_come_into_use_stays(self):
         self.answers['/v2/accelerator_requests'] = {'arqs': [_ARQ]}
         self.answers['/v2.1/servers'] = {'servers': [{'id': 'server'}]}

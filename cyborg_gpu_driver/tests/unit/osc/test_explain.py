@@ -25,11 +25,6 @@ def _provider(uuid, name, parent=None):
             'parent_provider_uuid': parent}
 
 
-def _registered(name, limit, region='one'):
-    return {'id': name, 'region_id': region, 'resource_name': name,
-            'default_limit': limit, 'description': None}
-
-
 class World:
     """A compute node with one GPU, as the APIs describe it."""
 
@@ -40,12 +35,8 @@ class World:
             'os-flavor-access:is_public': False,
             'OS-FLV-DISABLED:disabled': False,
             'extra_specs': {'accel:device_profile': 'gpus'}}
-        self.access = [_PROJECT]
         self.fault = {'message': 'No valid host was found. '}
-        self.quotas = {name: {'limit': -1, 'in_use': 1, 'reserved': 0}
-                       for name in ('instances', 'cores', 'ram')}
         self.registered, self.limits, self.usages = [], [], {}
-        self.aggregates = []
         self.inventory = dict(_USUAL, total=4)
         self.traits = ['OWNER_CYBORG']
         self.requests = []
@@ -70,8 +61,7 @@ class World:
         return {
             '/v2.1/flavors/f1': {'flavor': self.flavor},
             '/v2.1/flavors/detail': {'flavors': [self.flavor]},
-            '/v2.1/flavors/f1/os-flavor-access': {'flavor_access': [
-                {'tenant_id': owner} for owner in self.access]},
+            '/v2.1/flavors/f1/os-flavor-access': {'flavor_access': []},
             '/v2.1/servers': {'servers': [server]},
             '/v2.1/servers/detail': {'servers': [server]},
             f'/v2.1/servers/{_SERVER}': {'server': server},
@@ -80,10 +70,7 @@ class World:
                 'status': 'enabled', 'disabled_reason': None}]},
             '/v2.1/os-hypervisors/detail': {'hypervisors': [{
                 'id': _ROOT, 'hypervisor_hostname': 'compute1',
-                'service': {'host': 'gpu1.example.org'}}]},
-            '/v2.1/os-aggregates': {'aggregates': self.aggregates},
-            f'/v2.1/os-quota-sets/{_PROJECT}/detail': {
-                'quota_set': self.quotas}}
+                'service': {'host': 'gpu1.example.org'}}]}}
 
     def identity(self):
         return {
@@ -177,48 +164,10 @@ class ExplainTest(base.BaseTestCase):
                                    for item in host['missing']]
         return {item['code']: item['what'] for item in said}
 
-    def test_quotas(self):
-        self.world.quotas['cores'].update(limit=4, reserved=2)
-        found = self.codes('--flavor', 'small', '--project', 'physics')
-        self.assertIn('is 4: 3 used, 2 more requested', found['QUOTA'])
-        self.world.quotas['cores'].update(limit=5)
-        self.world.quotas['instances'].update(limit=1)
-        self.assertIn('limit instances', self.codes(
-            '--flavor', 'small', '--project', 'physics')['QUOTA'])
-
-    def test_a_unified_limit_of_the_project_goes_before_the_registered(self):
-        name = f'class:{clouds.SLICE}'
-        self.world.registered = [_registered(name, 1)]
-        self.world.usages = {clouds.SLICE: 1}
-        arguments = ('--flavor', 'small', '--project', 'physics')
-        self.assertIn(f'limit {name}', self.codes(*arguments)['QUOTA'])
-        self.world.limits = [{
-            'id': 'limit', 'project_id': _PROJECT, 'region_id': 'one',
-            'resource_name': name, 'resource_limit': 2, 'description': None}]
-        self.assertEqual({}, self.codes(*arguments, code=0))
-
-    def test_a_unified_limit_that_is_not_set(self):
-        """Nova shows a unified limit that is not set as a quota of 0."""
-        for quota in self.world.quotas.values():
-            quota.update(limit=0)
-        arguments = ('--flavor', 'small', '--project', 'physics')
-        self.assertEqual({'QUOTA'}, set(self.codes(*arguments)))
-        self.world.registered = [_registered('class:PGPU', 9)]
-        self.assertEqual({}, self.codes(*arguments, code=0))
-        self.world.registered = [_registered('servers', 0)]
-        self.assertIn('limit instances', self.codes(*arguments)['QUOTA'])
-
     def test_a_server_and_its_failure(self):
         for name in ('trainer', _SERVER):
             self.assertEqual({'NO_VALID_HOST'}, set(self.codes(
                 '--server', name, code=0)))
-
-    def test_an_aggregate_of_the_service_that_has_another_name(self):
-        self.world.aggregates = [{
-            'name': 'a', 'hosts': ['gpu1.example.org'],
-            'metadata': {'filter_tenant_id': 'other'}}]
-        self.assertEqual({'PROJECT_ISOLATED'}, set(self.codes(
-            '--device-profile', 'gpus', '--project', 'physics', code=0)))
 
     def test_hosts_beyond_the_candidates_that_placement_lists(self):
         answers = self.world.placement()
@@ -241,8 +190,6 @@ class ExplainTest(base.BaseTestCase):
     def test_names_of_nothing(self):
         for arguments, words in (
                 (('--flavor', 'smal'), 'did you mean small'),
-                (('--device-profile', 'gpus', '--project', 'x'),
-                 'No Project found for x'),
                 (('--device-profile', 'gpus', '--host', 'compute2'),
                  'did you mean compute1'),
                 (('--server', 'x'), 'No Server found for x')):

@@ -118,7 +118,7 @@ class TableTest(AnswerCase):
         found = self.run_all()
         for name, column in (
                 ('explain', 'Profile'), ('list', 'NUMA Node'),
-                ('orphan clean', 'Safe'), ('profile list', 'Resource Class'),
+                ('orphan clean', 'Where'), ('profile list', 'Resource Class'),
                 ('server show', 'Handle')):
             self.assertIn(f' {column} ', found[name], name)
             self.assertEqual(1, len({len(line) for line

@@ -59,7 +59,6 @@ def known(*trees, **changes):
         'trees': trees,
         'services': {item.root.uuid: facts.Service(item.name, 'nova')
                      for item in trees},
-        'aggregates': (),
         'devices': tuple(device(f'device of {item.name}', item.name)
                          for item in trees),
         'deployables': {one.uuid: 7 for one in nodes}, 'arqs': (),

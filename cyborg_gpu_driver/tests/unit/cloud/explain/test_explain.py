@@ -4,7 +4,6 @@
 import dataclasses
 
 import testscenarios
-from openstack.compute.v2 import aggregate
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import cyborg
@@ -28,18 +27,12 @@ def _named(name, known_names=('gpus',)):
 
 
 def _server(fault='', **changes):
-    return facts.Server('s1', 'trainer', 'ERROR', 'p1', fault=fault,
-                        **changes)
+    return facts.Server('s1', 'trainer', fault=fault, **changes)
 
 
 def _service(**changes):
     return {'uuid of compute1': facts.Service('compute1', **{
         'zone': 'nova', **changes})}
-
-
-def _aggregate(**metadata):
-    return (aggregate.Aggregate(
-        name='a', hosts=['compute1'], metadata=metadata),)
 
 
 _PLAIN = clouds.profile()
@@ -68,12 +61,6 @@ _REFUSED = {
                       'does not know trait CUSTOM_X'),
     'TRAIT_NOWHERE': (clouds.profile(clouds.wish(required=[clouds.H100])),
                       clouds.known(), f'mean {clouds.A100}?'),
-    'FLAVOR_DISABLED': (clouds.flavor(disabled=True), clouds.known(),
-                        'small is disabled'),
-    'FLAVOR_ACCESS': (clouds.flavor(public=False), clouds.known(
-        project='p1'), 'project p1'),
-    'QUOTA': (_PLAIN, clouds.known(limits=(
-        facts.Limit('class:PGPU', 4, 3, 2),)), '3 used, 2 more'),
     'REFUSED': (_PLAIN, clouds.known(answer=facts.Answer(
         refusal='No such thing')), 'No such thing'),
     'HOST_DISABLED': (_PLAIN, clouds.known(services=_service(
@@ -153,15 +140,10 @@ _NO_CANDIDATE = {
 }
 # Hints do not prevent a request from being scheduled.
 _HINTS = {
-    'PROJECT_ISOLATED': (_PLAIN, clouds.known(
-        project='p1', aggregates=_aggregate(filter_tenant_id='p2')), 'p2'),
     'GPU_ISOLATED': (_PLAIN, clouds.known(clouds.tree(
         clouds.node(traits=['CUSTOM_GPU_ISOLATION_PROJECT']),
         clouds.node(clouds.THIRD, clouds.inventory(2, used=1),
                     holders=_HOLD))), 'only, and has trainer'),
-    'AGGREGATE_SPECS': (clouds.flavor(extra_specs={
-        'aggregate_instance_extra_specs:gpu': 'yes'}),
-        clouds.known(aggregates=_aggregate(gpu='no')), 'gpu=yes'),
     'DEVICE_DISABLED': (_PLAIN, clouds.known(devices=(
         clouds.device('d1', status='maintaining'),)), 'd1'),
     'SAME_GPU': (clouds.profile(clouds.wish(), clouds.wish(clouds.THIRD)),

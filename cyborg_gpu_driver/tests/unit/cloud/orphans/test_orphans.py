@@ -15,16 +15,12 @@ from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 _PROVIDER = clouds.node().uuid
 
 
-def _server(host='compute1'):
-    return facts.Server('s1', 'trainer', 'ACTIVE', host=host)
-
-
-def _accounts(holders=('s1',), arqs=(), server=None, migrations=(),
+def _accounts(holders=('s1',), arqs=(), servers=(), migrations=(),
               deployables=None):
     tree = clouds.tree(clouds.node(holders=holders))
     return orphans.Accounts(
         (tree,), {_PROVIDER: 7} if deployables is None else deployables,
-        arqs, {'s1': server} if server else {}, frozenset(migrations))
+        arqs, dict.fromkeys(servers, 'trainer'), frozenset(migrations))
 
 
 def _arq(state='Bound', server='s1', provider=_PROVIDER):
@@ -36,41 +32,30 @@ def _arq(state='Bound', server='s1', provider=_PROVIDER):
 class FindTest(base.BaseTestCase):
 
     def found(self, **changes):
-        return {(item.kind.name, item.subject, item.safe)
+        return {(item.kind.name, item.subject)
                 for item in orphans.find(_accounts(**changes))}
 
     def test_a_server_with_all_that_it_should_have(self):
-        self.assertEqual(set(), self.found(arqs=(_arq(),), server=_server()))
+        self.assertEqual(set(), self.found(arqs=(_arq(),),
+                                           servers=['s1']))
 
     def test_a_server_that_is_gone(self):
         for state in ('Bound', 'BindFailed', 'Deleting', 'UnbindFailed'):
-            self.assertEqual({('REQUEST_OF_GONE', 'a1', True),
-                              ('ALLOCATION_OF_GONE', 's1', True)},
+            self.assertEqual({('REQUEST_OF_GONE', 'a1'),
+                              ('ALLOCATION_OF_GONE', 's1')},
                              self.found(arqs=(_arq(state),)))
 
     def test_a_request_that_names_no_server(self):
         for state in ('Initial', 'Unbound', 'BindFailed'):
-            self.assertEqual({('REQUEST_OF_NOBODY', 'a1', True)}, self.found(
+            self.assertEqual({('REQUEST_OF_NOBODY', 'a1')}, self.found(
                 holders=(), arqs=(_arq(state, None, None),)))
 
-    def test_nothing_of_a_live_server_is_safe(self):
-        self.assertEqual({('REQUEST_FAILED', 'a1', False)}, self.found(
-            arqs=(_arq('BindFailed'),), server=_server()))
-        self.assertEqual({('ALLOCATION_ELSEWHERE', 's1', False)}, self.found(
-            arqs=(_arq(),), server=_server('compute2')))
-        self.assertEqual({('ALLOCATION_WITHOUT_REQUEST', 's1', False)},
-                         self.found(server=_server()))
-        self.assertEqual({('ALLOCATION_WITHOUT_REQUEST', 's1', False)},
-                         self.found(arqs=(_arq(provider='other'),),
-                                    server=_server()))
+    def test_nothing_of_a_live_server_is_left_over(self):
+        for arqs in (_arq('BindFailed'),), (), (_arq(provider='other'),):
+            self.assertEqual(set(), self.found(arqs=arqs, servers=['s1']))
 
-    def test_a_migration(self):
-        self.assertEqual({('ALLOCATION_OF_MIGRATION', 's1', False)},
-                         self.found(migrations=['s1']))
-
-    def test_a_provider_that_cyborg_does_not_know(self):
-        self.assertEqual({('STALE_PROVIDER', _PROVIDER, False)}, self.found(
-            holders=(), deployables={}))
+    def test_a_migration_keeps_its_own(self):
+        self.assertEqual(set(), self.found(migrations=['s1']))
 
     def test_only_who_asks_for_it_may_remove_a_provider(self):
         tree = clouds.tree(*(
@@ -82,13 +67,12 @@ class FindTest(base.BaseTestCase):
                             ((used,), 'STALE_PROVIDER')):
             accounts = orphans.Accounts(
                 (tree,), {item.uuid: 7 for item in known},
-                (_arq(provider=used.uuid),), {'s1': _server()})
+                (_arq(provider=used.uuid),), {'s1': 'trainer'})
             found = orphans.find(accounts, providers=True)
             self.assertEqual([(kind, free.uuid)], [
-                (item.kind.name, item.subject) for item in found if item.safe])
+                (item.kind.name, item.subject) for item in found])
             self.assertEqual(('compute1',), orphans.to_restart(found))
-            self.assertEqual([], [item for item in orphans.find(accounts)
-                                  if item.safe])
+            self.assertEqual((), orphans.find(accounts))
 
     def test_what_cyborgs_own_driver_has_offered(self):
         tree = clouds.tree(clouds.node(holders=()))

@@ -98,12 +98,10 @@ class PlanTest(base.BaseTestCase):
     def test_what_can_be_changed_is(self):
         changes = plan.make([
             _PROFILE, dataclasses.replace(_FLAVOR, projects=frozenset('p')),
-            dataclasses.replace(_REGISTERED, default=1),
-            dataclasses.replace(_LIMIT, value=9)],
+            _REGISTERED, dataclasses.replace(_LIMIT, value=9)],
             _by_key(*(_there(item, users=('server x',)) for item in _ALL)))
         self.assertEqual(
             [('gpu.slice', 'projects: none -> p'),
-             ('class:PGPU', 'default: 0 -> 1'),
              ('class:PGPU of project research', 'value: 8 -> 9')],
             [(change.item.name, change.text) for change in changes])
         self.assertEqual({_UPDATE}, {change.action for change in changes})
@@ -146,17 +144,11 @@ class PlanTest(base.BaseTestCase):
             adopt=True)))
         self.assertEqual((), plan.make([], foreign, prune=True))
 
-    def test_a_registered_limit_whose_limits_are_others(self):
+    def test_a_default_changes_only_while_no_project_has_a_limit(self):
         wanted = dataclasses.replace(_REGISTERED, default=1)
-        for ours, adopt, items, actions in (
-                (True, False, [wanted], [(_UPDATE, 'class:PGPU')]),
-                (False, False, [wanted, _LIMIT], [(_REFUSE, 'class:PGPU')]),
-                (False, True, [wanted], [(_REFUSE, 'class:PGPU')]),
-                (False, True, [wanted, _LIMIT], [
-                    (_UPDATE, 'class:PGPU'), (_UPDATE, _LIMIT.name)])):
-            self.assertEqual(actions, _actions(plan.make(
-                items, _by_key(_there(_REGISTERED), _there(_LIMIT, ours=ours)),
-                adopt)))
+        for there, action in ((), _UPDATE), ((_LIMIT,), _REFUSE):
+            self.assertEqual([(action, 'class:PGPU')], _actions(plan.make(
+                [wanted], _by_key(*map(_there, (_REGISTERED, *there))))))
 
     def test_what_is_not_wanted_any_more(self):
         present = _by_key(*map(_there, _ALL))
