@@ -35,6 +35,7 @@ class World:
             'os-flavor-access:is_public': False,
             'OS-FLV-DISABLED:disabled': False,
             'extra_specs': {'accel:device_profile': 'gpus'}}
+        self.server = 'trainer'
         self.fault = {'message': 'No valid host was found. '}
         self.registered, self.limits, self.usages = [], [], {}
         self.inventory = dict(_USUAL, total=4)
@@ -50,7 +51,7 @@ class World:
 
     def compute(self):
         server = {
-            'id': _SERVER, 'name': 'trainer', 'status': 'ERROR',
+            'id': _SERVER, 'name': self.server, 'status': 'ERROR',
             'metadata': {}, 'OS-EXT-STS:task_state': None,
             'tenant_id': _PROJECT, 'fault': self.fault,
             'OS-EXT-SRV-ATTR:hypervisor_hostname': None,

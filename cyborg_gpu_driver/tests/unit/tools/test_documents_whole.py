@@ -15,13 +15,17 @@ import fixtures
 import yaml
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.cmd.doctor import command as doctor
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests import command
+from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
+from cyborg_gpu_driver.tests.unit.osc import running
+from cyborg_gpu_driver.tests.unit.osc import test_explain
 from cyborg_gpu_driver.tests.unit.tools import documents
 
 _SHOWN = re.compile(
@@ -252,27 +256,52 @@ class OpenstackGpuTest(base.BaseTestCase):
             tuple(name.split('_')): where for name, where
             in _entry_points('openstack.gpu.v1').items()}
 
-    def parse(self, words):
-        """Have a command's own parser read the words after its name."""
-        while words[0].startswith('--'):
-            words = words[2:]
-        size = next((size for size in (5, 4, 3, 2)
-                     if tuple(words[:size]) in self.commands), 0)
+    def lines(self):
+        """Generate the words of each ``openstack gpu ...``, and its page."""
+        for page in documents.pages():
+            text = documents.text(page)
+            for words in documents.commands(text, 'openstack'):
+                if 'gpu' in words[1:4:2]:
+                    yield tuple(words[words.index('gpu'):]), text
+
+    def command(self, words):
+        """Return a command, and the words after its name."""
+        size = next((size for size in (4, 3, 2)
+                     if words[:size] in self.commands), 0)
         self.assertTrue(size, f'no such command: {" ".join(words)}')
-        module, _, name = self.commands[tuple(words[:size])].partition(':')
-        command = getattr(importlib.import_module(module), name)(
-            types.SimpleNamespace(), None)
-        parser = command.get_parser(' '.join(words[:size]))
-        parser.error = lambda message: self.fail(
-            f'{" ".join(words)}: {message}')
-        parser.parse_args(words[size:])
+        module, _, name = self.commands[words[:size]].partition(':')
+        return getattr(importlib.import_module(module), name), words[size:]
 
     def test_every_command_line_is_understood(self):
         found = 0
-        for page in documents.pages():
-            for words in documents.commands(documents.text(page),
-                                            'openstack'):
-                if 'gpu' in words[1:4:2]:
-                    self.parse(words[1:])
-                    found += 1
+        for words, _text in self.lines():
+            command, arguments = self.command(words)
+            parser = command(types.SimpleNamespace(), None).get_parser('')
+            parser.error = lambda message, words=words: self.fail(
+                f'{" ".join(words)}: {message}')
+            parser.parse_args(arguments)
+            found += 1
         self.assertGreater(found, 20)
+
+    def test_command_lines_run(self):
+        """On a cloud with one GPU, where most names of the pages are not."""
+        world = test_explain.World()
+        world.flavor['name'], world.server = 'gpu.first', 'first'
+        openstack = running.Openstack(self.useFixture(services.Services(
+            world.applications())).cloud)
+        self.useFixture(fixtures.EnvironmentVariable(
+            'CYBORG_GPU_PROMETHEUS_URL'))
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.useFixture(fixtures.TempDir()).path)
+        lines, succeeded = dict(self.lines()), 0
+        for words, text in lines.items():
+            with open('gpus.yaml', 'w', encoding='utf-8') as stream:
+                stream.write(next(documents.blocks(text, 'yaml'), ''))
+            command, arguments = self.command(words)
+            try:
+                openstack.run(command, *arguments, code=None)
+                succeeded += 1
+            except exception.GpuDriverError as error:
+                self.assertNotIn('\n', str(error), words)
+        self.assertGreater(succeeded, 15)
+        self.assertGreater(len(lines), 30)
