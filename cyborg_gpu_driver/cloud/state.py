@@ -48,11 +48,13 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
         found = profiles(cloud)
     if any(_may_go(existing, keys, everything) for existing in found):
         users = profile_users(cloud)
-        found = [_used(existing, users.get(existing.item.name, ()))
-                 for existing in found]
+        found = [dataclasses.replace(
+            existing, users=users.get(existing.item.name, ()))
+            for existing in found]
     if everything or resources.Kind.FLAVOR in kinds:
         found += [
-            _used(existing, flavor_users(cloud, existing.identity))
+            dataclasses.replace(
+                existing, users=flavor_users(cloud, existing.identity))
             if _may_go(existing, keys, everything) else existing
             for existing in flavors(cloud, keys)]
     if everything or resources.Kind.REGISTERED in kinds:
@@ -198,11 +200,6 @@ def _limit(item: Mapping[str, Any], value: resources.Item
            ) -> resources.Existing:
     return resources.Existing(value, item['id'],
                               resources.unmarked(item['description'])[1])
-
-
-def _used(existing: resources.Existing, users: tuple[str, ...]
-          ) -> resources.Existing:
-    return dataclasses.replace(existing, users=users)
 
 
 def _may_go(existing: resources.Existing,

@@ -62,6 +62,17 @@ class ClaimsTest(base.BaseTestCase):
                     [_without_handle(state, hostname=hostname)], 'here'))
 
 
+class ByVgpuTest(base.BaseTestCase):
+
+    def test_the_vgpus_that_requests_have(self):
+        here, there = _request(), _request(hostname='there')
+        self.assertEqual({_HANDLE: here, str(_FUNCTION): here},
+                         cyborg.by_vgpu([here], 'here'))
+        self.assertEqual({_HANDLE: there}, cyborg.by_vgpu([there], 'here'))
+        self.assertEqual({}, cyborg.by_vgpu(
+            [_without_handle('Initial', hostname=None)], 'here'))
+
+
 class Cyborg:
     """A Cyborg that has the devices of one host, and accelerator requests."""
 

@@ -27,15 +27,6 @@ class HostsTest(base.BaseTestCase):
         return {host.name: host for host in hosts.build(
             _FOUND, _ABLE, disabled, services_ or {}, {})}
 
-    def test_gpus(self):
-        gpus = self.build()['compute1'].gpus
-        self.assertEqual(
-            [('0000:07:00.0', 'MIG', 'A100_SXM4_80GB', None, (), 2),
-             ('0000:0f:00.0', 'PASSTHROUGH', 'A100_SXM4_80GB', 1,
-              ('XID_79',), 1)],
-            [(gpu.address, gpu.mode, gpu.model, gpu.numa, gpu.conditions,
-              len(gpu.offers)) for gpu in gpus])
-
     def test_several_roles(self):
         """A GPU in use has the role that is used; an idle one has AUTO."""
         def gpu(used):
@@ -69,22 +60,10 @@ class ServersTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.compute = {'/v2.1/servers': {'servers': [
-            {'id': 'a', 'name': 'one'}, {'id': 'b', 'name': 'one-more'},
-            {'id': 'c', 'name': 'two'}, {'id': 'd', 'name': 'two'}]}}
         self.accelerator = {'/v2/accelerator_requests': {'arqs': []}}
         self.cloud = self.useFixture(services.Services({
-            'compute': services.documents(self.compute, services.NOVA),
             'accelerator': services.documents(self.accelerator, {
                 'id': 'v2.0', 'status': 'CURRENT'})})).cloud
-
-    def test_a_name(self):
-        self.assertEqual('a', nova.find_server(self.cloud, 'one'))
-        for name, said in (
-                ('two', "'two'. Give the UUID of one"), ('three', 'three')):
-            self.assertIn(said, self.refusal(nova.find_server, name))
-        uuid = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
-        self.assertEqual(uuid, nova.find_server(self.cloud, uuid))
 
     def test_a_request_that_is_none(self):
         self.assertIn('no accelerator request',

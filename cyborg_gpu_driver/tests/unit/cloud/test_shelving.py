@@ -22,33 +22,29 @@ class FollowingTest(base.BaseTestCase):
             status=status, task_state='x' if busy else None,
             compute_host=host), sent, unshelve, was_away)
 
-    def test_a_server_that_is_shelved_at_once(self):
-        self.assertEqual(Step.SHELVE, self.next('ACTIVE'))
-        self.assertEqual(Step.WAIT, self.next('ACTIVE', Step.SHELVE,
-                                              busy=True))
-        self.assertEqual(Step.WAIT, self.next('SHELVED_OFFLOADED',
-                                              Step.SHELVE))
-        self.assertEqual(Step.DONE, self.next(
-            'SHELVED_OFFLOADED', Step.SHELVE, host=None, unshelve=False))
-        self.assertEqual(Step.UNSHELVE, self.next(
-            'SHELVED_OFFLOADED', Step.SHELVE, host=None))
-        self.assertEqual(Step.DONE, self.next('ACTIVE', Step.SHELVE,
-                                              Step.UNSHELVE))
-
-    def test_a_server_that_cannot_go_on(self):
-        for status in ('ERROR', 'BUILD', 'RESCUE'):
-            self.assertEqual(Step.STUCK, self.next(status))
-        for status in ('SHUTOFF', 'PAUSED', 'SUSPENDED'):
-            self.assertEqual(Step.SHELVE, self.next(status))
-        self.assertEqual(Step.STUCK, self.next('ACTIVE', Step.SHELVE))
-        self.assertEqual(Step.STUCK, self.next(
-            'SHELVED_OFFLOADED', Step.SHELVE, Step.UNSHELVE, host=None))
-
-    def test_a_server_that_somebody_else_unshelves(self):
-        self.assertEqual(Step.DONE, self.next('ACTIVE', Step.SHELVE,
-                                              was_away=True))
-        self.assertEqual(Step.STUCK, self.next(
-            'ACTIVE', Step.SHELVE, was_away=True, unshelve=False))
+    def test_what_follows(self):
+        gone = {'host': None}
+        for step, status, sent, more in (
+                (Step.SHELVE, 'ACTIVE', (), {}),
+                (Step.WAIT, 'ACTIVE', (Step.SHELVE,), {'busy': True}),
+                (Step.STUCK, 'ACTIVE', (Step.SHELVE,), {}),
+                # Nova has not cleared the host yet.
+                (Step.WAIT, 'SHELVED_OFFLOADED', (Step.SHELVE,), {}),
+                (Step.DONE, 'SHELVED_OFFLOADED', (Step.SHELVE,),
+                 {**gone, 'unshelve': False}),
+                (Step.UNSHELVE, 'SHELVED_OFFLOADED', (Step.SHELVE,), gone),
+                (Step.STUCK, 'SHELVED_OFFLOADED',
+                 (Step.SHELVE, Step.UNSHELVE), gone),
+                (Step.DONE, 'ACTIVE', (Step.SHELVE, Step.UNSHELVE), {}),
+                # Somebody else has unshelved it.
+                (Step.DONE, 'ACTIVE', (Step.SHELVE,), {'was_away': True}),
+                (Step.STUCK, 'ACTIVE', (Step.SHELVE,),
+                 {'was_away': True, 'unshelve': False}),
+                *((Step.STUCK, status, (), {})
+                  for status in ('ERROR', 'BUILD', 'RESCUE')),
+                *((Step.SHELVE, status, (), {})
+                  for status in ('SHUTOFF', 'PAUSED', 'SUSPENDED'))):
+            self.assertEqual(step, self.next(status, *sent, **more))
 
 
 class _Nova:
@@ -119,7 +115,9 @@ class FaultTest(base.BaseTestCase):
 
     def test_a_nova_that_does_not_answer_for_a_while(self):
         for faults in ([('GET', 503)] * 3, [('POST', 500)] * 2,
-                       [('POST', 503), ('GET', 502), ('POST', 500)]):
+                       [('POST', 503), ('GET', 502), ('POST', 500)],
+                       # Nova does something else with the server.
+                       [('POST', 409)]):
             nova = _Nova(faults)
             self.assertEqual({}, self.move(nova))
             self.assertEqual(['shelve', 'shelveOffload', 'unshelve'],
@@ -131,12 +129,6 @@ class FaultTest(base.BaseTestCase):
         nova = _Nova([('GET', 503)] * 99)
         self.assertRegex(self.move(nova)['a'],
                          'not finished after 60 s: .*503')
-
-    def test_a_server_with_which_nova_does_something_else(self):
-        nova = _Nova([('POST', 409)])
-        self.assertEqual({}, self.move(nova))
-        self.assertEqual(['shelve', 'shelveOffload', 'unshelve'],
-                         nova.actions)
 
     def test_a_server_that_is_left_half_way(self):
         nova = _Nova()

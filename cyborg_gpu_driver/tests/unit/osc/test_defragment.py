@@ -24,14 +24,8 @@ class ArgumentsTest(base.BaseTestCase):
             exception.InvalidValue, self.run_with, '--apply')
         self.assertIn('--profile', str(error))
 
-    def test_what_is_refused(self):
-        for arguments, words in (
-                ((), '--plan --apply'),
-                (('--plan', '--apply'), 'not allowed with'),
-                (('--plan', '--moves', '4'), 'expected 0 to 3'),
-                (('--plan', '--moves', 'x'), 'expected 0 to 3'),
-                (('--apply', '--timeout', '0'), 'of at least 1')):
-            said = io.StringIO()
-            with contextlib.redirect_stderr(said):
-                self.assertRaises(SystemExit, self.run_with, *arguments)
-            self.assertIn(words, said.getvalue())
+    def test_more_moves_than_a_search_can_bear(self):
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertRaises(SystemExit, self.run_with, '--plan', '--moves',
+                              '4')
+        self.assertIn('expected 0 to 3', said.getvalue())

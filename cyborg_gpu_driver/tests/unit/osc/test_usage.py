@@ -160,8 +160,6 @@ class AnswerTest(_Case):
         self.url = 'http://127.0.0.1:1'
         self.assertIn('127.0.0.1', self.complaint())
 
-    def test_arguments_that_cannot_be_used(self):
-        for arguments in (('--timeout', '0'), ('--by', 'handle')):
-            self.assertRaises(SystemExit, self.run_usage, *arguments)
+    def test_a_start_that_is_none(self):
         self.assertIn('--start', str(self.assertRaises(
             exception.InvalidValue, self.run_usage, '--start', 'x')))

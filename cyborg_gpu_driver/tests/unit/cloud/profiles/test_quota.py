@@ -26,9 +26,3 @@ class ShowTest(base.BaseTestCase):
                          self.quotas([_DEFAULT, _OWN], {_SLICE: 3}))
         self.assertEqual([(_SLICE, 2, False, 3, 0)], self.quotas(
             [_DEFAULT, _OWN], {_SLICE: 3}, project='other'))
-
-    def test_defaults(self):
-        (found,) = quota.of_project(
-            None, _there(_DEFAULT, _OWN), {})
-        self.assertEqual(quota.Quota(None, _SLICE, 2, False, None), found)
-        self.assertIsNone(found.free)
