@@ -43,10 +43,17 @@ cp -a /etc "$WORK/etc"
 mount --bind "$WORK/etc" /etc
 for place in /var/lib /var/cache /opt; do mount -t tmpfs none $place; done
 mkdir -p /etc/modprobe.d /etc/modules-load.d /etc/sudoers.d
-for run in 1 2; do
+find /etc /var/lib /var/cache | sort >"$WORK/before"
+play() {
     ansible-playbook -i localhost, -e "@$WORK/variables.yml" \
-        cyborg_gpu_driver.gpu.host
-done
+        "cyborg_gpu_driver.gpu.$1"
+}
+play host
+play host
+cp -a "$WORK/etc" "$WORK/configured"
+play remove
+play remove
+find /etc /var/lib /var/cache | sort | diff "$WORK/before" - >"$WORK/left" || :
 """
 # Programs of the boot loader and of sudo are not on every test machine, and
 # must not run on it.
@@ -106,15 +113,28 @@ class RoleTest(installers.WorkCase):
                  'ANSIBLE_COLLECTIONS_PATH': str(cls.work)})
         cls.output = done.stdout + done.stderr
         assert done.returncode == 0, cls.output[-6000:]
-        cls.etc = cls.work / 'etc'
+        cls.etc = cls.work / 'configured'
 
     def read(self, name):
         return (self.etc / name).read_text()
 
     def test_second_run_changes_nothing(self):
-        first, second = map(int, re.findall(r'changed=(\d+)', self.output))
+        first, second, removal, again = map(int, re.findall(
+            r'changed=(\d+)', self.output))
         self.assertGreater(first, 10)
         self.assertEqual(0, second, self.output)
+        self.assertGreater(removal, 5)
+        self.assertEqual(0, again, self.output)
+
+    def test_removal_leaves_what_was_there(self):
+        left = {line for line in (self.work / 'left').read_text()
+                .splitlines() if line[0] in '<>'}
+        # Cyborg, Nova and GRUB have these, too.
+        shared = ('/etc/cyborg', '/etc/cyborg/cyborg.conf', '/var/lib/cyborg',
+                  '/etc/nova', '/etc/nova/nova.conf.d', '/etc/default/grub.d')
+        self.assertEqual(set(), left - {f'> {path}' for path in shared})
+        self.assertEqual(
+            '', (self.work / 'etc/cyborg/cyborg.conf').read_text())
 
     def test_kernel(self):
         self.assertIn('blacklist nouveau\n',
@@ -123,7 +143,7 @@ class RoleTest(installers.WorkCase):
                       self.read('default/grub.d/cyborg-gpu.cfg'))
         calls = (self.work / 'calls').read_text().splitlines()
         self.assertEqual(['update-grub', 'update-initramfs -u -k all'],
-                         sorted(calls)[:2])
+                         sorted(calls[:2]))
 
     def test_nova_gets_the_fixed_vgpus(self):
         lines = self.read('nova/nova.conf.d/cyborg-gpu.conf').splitlines()
