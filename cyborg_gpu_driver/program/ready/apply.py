@@ -9,9 +9,10 @@ the lock that binds take too.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
+import contextlib
 import dataclasses
 import enum
+import threading
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import plan
@@ -86,8 +88,6 @@ LOG = logging.getLogger(__name__)
 _Counted = collections.Counter[
     tuple[spec.MigInstanceSpec, tuple[int, ...]]]
 """GPU instances, each with the slices of its compute instances."""
-_AT_ONCE = 16
-"""GPUs that are changed at the same time."""
 
 
 class Status(enum.Enum):
@@ -119,6 +119,8 @@ class Options:
     """Change only the MIG mode; GPU instances remain as they are."""
     may_reset: bool = True
     """False leaves a MIG mode that waits for a reset pending."""
+    modes_set: Callable[[], object] = lambda: None
+    """Called before each GPU instance is created."""
 
 
 class Applier:
@@ -191,7 +193,8 @@ class Applier:
                 return self._remembered(gpu, remember)
 
             now, pending = self._transactions.run(
-                now, planned.steps, check, may_reset=options.may_reset)
+                now, planned.steps, check, may_reset=options.may_reset,
+                modes_set=options.modes_set)
             LOG.info('GPU %(gpu)s: %(steps)s', {
                 'gpu': gpu.address,
                 'steps': '; '.join(map(str, planned.steps))})
@@ -202,26 +205,34 @@ class Applier:
         """Apply layouts to several GPUs.
 
         Each GPU succeeds or fails by itself; never raises for one of them.
-        The GPUs that change their MIG mode come first, one after another,
-        because nothing else on this machine may use NVML meanwhile. The
-        others are changed in parallel.
+        The GPUs change their MIG modes one after another, because nothing
+        else on this machine may use NVML meanwhile. Then all instances are
+        created in parallel. Both are one transaction of each GPU.
 
         :returns: outcomes in the order of ``gpus``.
         """
-        def one(item: tuple[model.Gpu, target.Wanted]) -> Outcome:
-            gpu, wanted = item
-            try:
-                return Outcome(gpu.address, self.apply(gpu, wanted, options))
-            except exception.GpuDriverError as error:
-                return Outcome(gpu.address, Status.FAILED, error)
+        if not gpus:
+            return ()
+        wanted = {gpu.address: item for gpu, item in gpus}
+        turn, all_set = threading.Lock(), threading.Barrier(len(gpus))
 
-        switching = [item for item in gpus if _switches(*item)]
-        others = [item for item in gpus if not _switches(*item)]
-        outcomes = [one(item) for item in switching]
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            outcomes.extend(pool.map(one, others))
-        by_gpu = {outcome.gpu: outcome for outcome in outcomes}
-        return tuple(by_gpu[gpu.address] for gpu, _ in gpus)
+        def one(gpu: model.Gpu) -> Outcome:
+            item = wanted[gpu.address]
+            with contextlib.ExitStack() as modes:
+                # Its end releases the turn, and waits for the other GPUs.
+                modes.callback(all_set.wait)
+                if gpu.mig is not None and gpu.mig.enabled != item.enabled:
+                    modes.enter_context(turn)
+                else:
+                    modes.close()
+                try:
+                    return Outcome(gpu.address, self.apply(
+                        gpu, item, dataclasses.replace(
+                            options, modes_set=modes.close)))
+                except exception.GpuDriverError as error:
+                    return Outcome(gpu.address, Status.FAILED, error)
+
+        return tuple(deadline.each(one, [gpu for gpu, _ in gpus]))
 
     def _remembered(self, now: model.Gpu, anew: bool
                     ) -> Mapping[str, object]:
@@ -229,11 +240,6 @@ class Applier:
         if anew or self._records.read(now.address).layout is not None:
             return {'layout': self.saved(now)}
         return {}
-
-
-def _switches(gpu: model.Gpu, wanted: target.Wanted) -> bool:
-    """Whether a GPU of a snapshot has to change its MIG mode."""
-    return gpu.mig is not None and gpu.mig.enabled != wanted.enabled
 
 
 def _verify(now: model.Gpu, planned: change.Change) -> None:

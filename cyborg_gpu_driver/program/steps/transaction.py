@@ -98,7 +98,8 @@ class Transactions:
 
     def run(self, gpu: model.Gpu, steps: Sequence[partition_change.Step],
             check: Callable[[model.Gpu], Mapping[str, Any] | None], *,
-            may_reset: bool = True, ahead: Mapping[str, Any] | None = None
+            may_reset: bool = True, ahead: Mapping[str, Any] | None = None,
+            modes_set: Callable[[], object] = lambda: None
             ) -> tuple[model.Gpu, bool]:
         """Take all steps, or none.
 
@@ -110,6 +111,7 @@ class Transactions:
             pending, and does not take the steps after it.
         :param ahead: other fields of the GPU's record to write before the
             first step. A rollback restores them, unless it fails.
+        :param modes_set: called before each GPU instance is created.
         :returns: the GPU after the steps, and whether it waits for a reset.
         :raises ChangeFailed: saying whether the rollback succeeded.
         """
@@ -128,6 +130,8 @@ class Transactions:
         kept: Mapping[str, Any] = {}
         try:
             for number, step in enumerate(steps):
+                if step.action is partition_change.Action.CREATE_INSTANCE:
+                    modes_set()
                 before, change = change, _about_to(change, number, step)
                 doing = 'writing the record'
                 self.records.put(gpu.address, change=change, **ahead)

@@ -84,6 +84,31 @@ class ApplyTest(layouts.LayoutCase):
         self.assertEqual([], self.truth(other.address)[2])
         self.assertEqual(2, len(self.truth(self.host.gpus[2].address)[2]))
 
+    def test_all_gpus_have_their_modes_before_any_gets_instances(self):
+        self.use('hgx-h100', gpus=3)
+        with self.machine.operation(write=True):
+            for gpu in self.machine.gpus:
+                gpu.state.mig = gpu.state.pending = False
+        self.restart()
+        switch, create = ('nvmlDeviceSetMigMode',
+                          'nvmlDeviceCreateGpuInstanceWithPlacement')
+        called = []
+        for name in (switch, create):
+            self.machine.faults.delay(
+                name, 0, lambda _, name=name: called.append(name))
+        other = str(self.host.gpus[1].address)
+        self.machine.faults.fail(create, 999, times=None, address=other)
+        outcomes = self.applier.apply_all([
+            (gpu, self.wanted(gpu=gpu, _1g_10gb=7))
+            for gpu in self.host.gpus])
+        self.assertEqual(
+            ['changed', 'failed', 'changed'],
+            [outcome.status.value for outcome in outcomes])
+        self.assertEqual([switch] * 3, called[:called.index(create)])
+        # The rollback ends the MIG mode too.
+        self.assertEqual((False, False, []), self.truth(other))
+        self.assertEqual(7, len(self.truth(self.host.gpus[2].address)[2]))
+
     def test_gpus_that_switch_do_not_wait_for_each_other(self):
         """Each has NVML alone for 0.5 s; all five would exceed the timeout."""
         self.use(self.MACHINE, gpus=5)
