@@ -166,6 +166,8 @@ class Agent:
         self._between = deadline.Repeated(
             self.look_between, conf.gpu.clean_poll_interval,
             'cyborg-gpu-tenants')
+        self._namer = deadline.Repeated(self._observer.name_new, 1.0,
+                                        'cyborg-gpu-owners')
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.bind`."""
@@ -210,11 +212,14 @@ class Agent:
         self._conditions.clear()
         with self._turn, self._observer.report(), locks.report():
             report = self._make_report()
-        if self._conf.gpu.clean_poll_interval and any(
-                map(self._may_be_whole, self._host.host().gpus)):
+        if self._conf.gpu.clean_poll_interval:
+            whole = any(map(self._may_be_whole, self._host.host().gpus))
             # If no thread can be started now, the next report tries again.
             with contextlib.suppress(RuntimeError):
-                self._between.start()
+                if whole:
+                    self._between.start()
+                if whole or gpu_conf.has_cloud_user(self._conf):
+                    self._namer.start()
         return report
 
     def _make_report(self) -> tuple[tuple[names.ReportedDevice, ...],
@@ -252,6 +257,7 @@ class Agent:
     def stop(self) -> None:
         """Stop all work between two reports, and close NVML."""
         self._between.stop()
+        self._namer.stop()
         self._watcher.stop()
         self._node.platform.nvml.reset()
 

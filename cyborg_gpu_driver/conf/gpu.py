@@ -63,8 +63,10 @@ GPU_OPTS = [
              'learns that a server has got a free whole GPU. With '
              'clean_whole_gpus, a server that lives less than the time '
              'between two reports is noticed too. A host with a free whole '
-             'GPU makes one request each time: 1,000 hosts make 200 a second '
-             'with 5. 0 asks only in each report.'),
+             'GPU makes one request each time, and one more for 90 seconds '
+             'after a server got one: 1,000 hosts make 200 a second with 5. '
+             '0 asks only in each report, also for the projects of servers '
+             'with vGPUs or slices.'),
     cfg.BoolOpt(
         'health_events', default=True,
         help='Whether to listen for error events of NVML (XIDs), so that the '

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,12 +27,17 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.record import uptime
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
+
+_NEW = 20_000
+"""Milliseconds in which Cyborg is asked every second for the server of a new
+handle. After that only the reports ask."""
 
 
 class Observer:
@@ -42,6 +48,8 @@ class Observer:
         self._node = node
         self._state_path = node.state_path
         self._audit = audit.Audit(self._state_path)
+        self._mutex = threading.Lock()
+        """Reports and :meth:`name_new` tell what Cyborg knows."""
         self._writer = state.StateWriter(self._state_path, node.hostname)
         self.call = self._writer.timed
         """Watches a bind or an unbind. The next report writes the counts,
@@ -80,7 +88,7 @@ class Observer:
         """
         if known is None:
             return
-        with _harmless():
+        with _harmless(), self._mutex:
             before = self._writer.owners
             owners = {}
             for claim in self._node.records.claims():
@@ -115,6 +123,26 @@ class Observer:
                 with records.gpu(address):
                     pass
         uptime.note(self._state_path, now)
+        self._name()
+
+    def name_new(self) -> None:
+        """Name the projects of what servers have got in the last seconds.
+
+        A server may be gone before the next report. Cyborg names the server
+        of a handle only after the bind has answered.
+        """
+        now = uptime.now()
+        new = [item for record in store.of(self._state_path).records().values()
+               for item in record.ledger.running
+               if item.project is None and item.until(now) < _NEW]
+        if any(item.profile != policy.Mode.PASSTHROUGH.value for item in new):
+            asked = time.time()
+            self.claims(self._node.requests(), asked)
+        if new:
+            self._name()
+
+    def _name(self) -> None:
+        records = store.of(self._state_path)
         for address, record in records.records().items():
             projects = self._projects(record)
             if projects:
@@ -123,11 +151,12 @@ class Observer:
                         draft.record,
                         ledger=draft.record.ledger.named(projects))
 
-    def _projects(self, record: gpu_record.GpuRecord) -> dict[str, str]:
+    def _projects(self, record: gpu_record.GpuRecord
+                  ) -> dict[ledger.Running, str]:
         """The projects of servers that the ledger of a GPU does not name.
 
-        :returns: by handle, or by server for a whole GPU. Those of vGPUs and
-            slices need Cyborg's answers: see ``[gpu_cloud]``.
+        Those of vGPUs and slices need Cyborg's answers: see ``[gpu_cloud]``.
+
         :raises Exception: if Placement does not answer.
         """
         servers = {}
@@ -149,7 +178,7 @@ class Observer:
                 continue
             # Placement has the allocations of a server before its bind. A
             # server without any is deleted.
-            found[item.key] = server and (self._node.tree.get(
+            found[item] = server and (self._node.tree.get(
                 f'/allocations/{server}') or {}).get('project_id') or ''
         return found
 

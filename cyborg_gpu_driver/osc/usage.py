@@ -36,8 +36,8 @@ class ShowUsage(base.Lister):
 
     Asks Prometheus, which has to scrape "cyborg-gpu exporter" on each GPU
     host. A vGPU or slice is counted from the end of its bind until Cyborg
-    gives it back, a whole GPU to the minute. The exit code is 1 if Prometheus
-    has no metrics of a GPU host for the period.
+    gives it back, a whole GPU to some seconds. The exit code is 1 if
+    Prometheus has no metrics of a GPU host for the period.
     """
 
     brief = ('Project', 'Profile', 'Host', 'GPU', 'Hours')

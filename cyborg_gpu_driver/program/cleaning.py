@@ -37,6 +37,9 @@ LOG = logging.getLogger(__name__)
 _PAUSE = 300.0
 """Seconds from a failed reset of a GPU to the next attempt. The kernel waits
 up to a minute for a device to come back."""
+_YOUNG = 90.0
+"""Seconds in which a GPU that a server has got is looked at between two
+reports too: a stay that is shorter than a report is billed to its end."""
 _LOOKS = 5
 """Attempts at a provider that changes between the look and the write."""
 _State = cleaning.State
@@ -89,6 +92,8 @@ class Cleaner:
         self._clock = clock
         self._memory: dict[model.PciAddress, cleaning.Known | None] = {}
         """What this process knows, including what no record has."""
+        self._given: dict[model.PciAddress, float] = {}
+        """When a look has first found the GPU's server."""
         self._failed: dict[model.PciAddress, float] = {}
         self._said = log_once.LogOnce()
 
@@ -165,32 +170,44 @@ class Cleaner:
                         ) -> list[model.PciAddress]:
         """Look at the free GPUs of which servers may have got one just now.
 
-        This makes one request for all GPUs if no provider has changed. It
-        does not see a release, which changes no provider.
+        This makes one request for all free GPUs if no provider has changed. A
+        release changes no provider. So it makes one more request for each
+        GPU that a server has got a short time ago.
 
-        :returns: the GPUs that a server has, or had and that were cleaned.
+        :returns: the GPUs that a server has got, or had and that were cleaned.
         """
         if not self._enabled or self._tenancy is None:
             return []
-        free = [(whole, known.generation) for whole in wholes
-                if (known := self._known(whole.gpu.address)) is not None
-                and known.state is _State.FREE
-                and known.generation is not None]
+        free, young = [], []
+        for whole in wholes:
+            known = self._known(whole.gpu.address)
+            if known is None or known.generation is None:
+                continue
+            if known.state is _State.FREE:
+                free.append((whole, known.generation))
+            elif (known.state is _State.USED and self._clock() <
+                    self._given.get(whole.gpu.address, -_YOUNG) + _YOUNG):
+                young.append(whole)
+        return self._look(self._tenancy,
+                          [*young, *self._changed(self._tenancy, free)])
+
+    def _changed(self, tenancy: Tenancy, free: Sequence[tuple[Whole, int]]
+                 ) -> list[Whole]:
+        """The free GPUs whose providers have changed."""
         if not free:
             return []
         try:
-            generations = self._tenancy.generations(
+            generations = tenancy.generations(
                 [whole.provider for whole, _ in free])
         except Exception as error:
             self._tell_unseen(error)
             return []
-        return self._look(self._tenancy, [
-            whole for whole, generation in free
-            if generations.get(whole.provider, generation) != generation])
+        return [whole for whole, generation in free
+                if generations.get(whole.provider, generation) != generation]
 
     def _look(self, tenancy: Tenancy, wholes: Iterable[Whole]
               ) -> list[model.PciAddress]:
-        """Returns the GPUs that are or were in use."""
+        """Returns the GPUs whose use has begun or ended."""
         used = []
         for whole in wholes:
             try:
@@ -238,7 +255,7 @@ class Cleaner:
 
     def _follow(self, tenancy: Tenancy, whole: Whole,
                 seen: cleaning.Seen | None) -> bool:
-        """Returns whether a server has the GPU, or had it until now."""
+        """Returns whether the use of the GPU has begun or ended."""
         address = whole.gpu.address
         before = self._known(address)
         known = cleaning.following(before, seen)
@@ -250,7 +267,7 @@ class Cleaner:
             self._clean(tenancy, whole, known, seen)
         elif known.state is _State.FREE:
             self._warn_of_no_reset(whole.gpu)
-        return known.withheld
+        return known.withheld and known != before
 
     def _tell(self, address: model.PciAddress,
               before: cleaning.Known | None, known: cleaning.Known,
@@ -261,6 +278,7 @@ class Cleaner:
                 before is None or was is not _State.USED
                 or before.tenants != known.tenants):
             self._said.over(address)
+            self._given[address] = self._clock()
             for tenant in known.tenants:
                 self._audit.record(address, 'given', tenant, {
                     'generation': known.generation, 'doubt': doubt,

@@ -2,9 +2,9 @@
 """How long servers have had a GPU or parts of it: its ledger. Pure.
 
 A vGPU or slice counts from the end of its bind until Cyborg gives it back, a
-whole GPU from the first report that sees its server until the first that does
-not. The ledger is a part of the GPU's record: what is assigned and for how
-long are written in one step, so no kill separates the two.
+whole GPU from the first look at Placement that finds its server until the
+first that does not. The ledger is a part of the GPU's record: what is assigned
+and for how long are written in one step, so no kill separates the two.
 
 Times are read from a clock that counts since the host has booted and that
 nobody can set, so a step of the time of day changes nothing. A boot has no
@@ -87,15 +87,15 @@ class Ledger:
                 found[item.profile, item.project] += item.until(moment)
         return dict(found)
 
-    def named(self, projects: Mapping[str, str]) -> Ledger:
+    def named(self, projects: Mapping[Running, str]) -> Ledger:
         """The ledger with the projects of what runs.
 
-        :param projects: UUID of the project by :attr:`Running.key`.
+        :param projects: by what ran when they were asked for. A handle may
+            have ended since then, and run for another server.
         """
         return dataclasses.replace(self, running=tuple(
-            dataclasses.replace(item, project=projects[item.key])
-            if item.project is None and item.key in projects else item
-            for item in self.running))
+            dataclasses.replace(item, project=projects[item])
+            if item in projects else item for item in self.running))
 
     def is_past(self, boot: str) -> bool:
         """Whether anything was counted last in an earlier boot."""

@@ -45,7 +45,7 @@ def start_agent(state_path, placement, **options):
     gpu_conf.register_opts(conf)
     conf([], default_config_files=[])
     for name, value in {'state_path': state_path, 'health_events': False,
-                        **options}.items():
+                        'clean_poll_interval': 0, **options}.items():
         conf.set_override(name, value, group='gpu')
     return agent.Agent(conf, policies.read(conf), 'host1', placement)
 

@@ -179,14 +179,21 @@ class TenantsTest(CleaningCase):
         self.ledger.allocate('server')
         self.assertEqual([self.address], self.look_at_changed())
         self.assertTrue(self.withheld())
-        self.ledger.delete('server')
-        # No request shows this, and a used GPU is not asked about.
         self.assertEqual([], self.look_at_changed())
-        self.look()
+        self.ledger.delete('server')
+        self.assertEqual([self.address], self.look_at_changed())
         self.ledger.allocate('second')
         self.ledger.delete('second')
         self.assertEqual([self.address], self.look_at_changed())
         self.assertEqual(2, self.resets())
+        self.ledger.allocate('third')
+        self.look_at_changed()
+        self.ledger.delete('third')
+        # Only a report asks about a GPU that a server has for a while.
+        self.now += 100
+        self.assertEqual([], self.look_at_changed())
+        self.look()
+        self.assertEqual(3, self.resets())
         self.ledger.answers = False
         self.assertEqual([], self.look_at_changed())
         self.assertEqual(1, self.log.output.count('Cannot read from'))

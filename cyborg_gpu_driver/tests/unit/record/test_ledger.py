@@ -135,10 +135,9 @@ class _World(fixtures.Fixture):
         """Say whose everything is that runs."""
         for address, record in self.records.records().items():
             with self.records.gpu(address) as draft:
-                draft.record = dataclasses.replace(
-                    draft.record, ledger=draft.record.ledger.named({
-                        item.key: project
-                        for item in record.ledger.running}))
+                named = draft.record.ledger.named(
+                    dict.fromkeys(record.ledger.running, project))
+                draft.record = dataclasses.replace(draft.record, ledger=named)
 
     def expected(self):
         """The true sums at a report that is made now."""
