@@ -61,6 +61,8 @@ class ReservedWriter:
         self._tree = tree
         self._written: dict[str, tuple[int, int]] = {}
         """Provider to what it offers and its generation, as last seen."""
+        self._bodies: dict[str, Mapping[str, Any]] = {}
+        """The inventory of each provider in ``_written``, as last seen."""
         self._closed: set[str] = set()
         """Providers that another client may have closed. The next report
         opens them, unless it finds that they have to be closed."""
@@ -177,8 +179,11 @@ class ReservedWriter:
         """
         url = (f'/resource_providers/{inventory.provider}/inventories/'
                f'{inventory.resource_class}')
+        # Placement refuses a write if the provider has changed since then.
+        known = self._bodies.get(inventory.provider) if (
+            not reporting and inventory.provider in self._written) else None
         for _ in range(_WRITES):
-            body = self._tree.get(url)
+            body, known = known or self._tree.get(url), None
             if body is None:
                 self._written.pop(inventory.provider, None)
                 return
@@ -189,6 +194,7 @@ class ReservedWriter:
             if body['reserved'] == reserved:
                 self._written[inventory.provider] = (
                     body['total'] - reserved, generation)
+                self._bodies[inventory.provider] = body
                 self._closed.discard(inventory.provider)
                 return
             if self._leaves_closed(inventory, body, reporting):
@@ -201,7 +207,7 @@ class ReservedWriter:
                            'reserved': reserved, 'total': body['total'],
                            'class': inventory.resource_class})
                 return
-            if response.status_code != 409:
+            if response.status_code not in (404, 409):
                 break
         # Placement refused it, or another client was faster each time.
         self._written.pop(inventory.provider, None)
@@ -244,8 +250,8 @@ class ReservedWriter:
                 version=publishing.VERSION)
             self._own[provider] += response.status_code == 200
         if response.status_code == 200:
+            self._bodies[provider] = now = publishing.content(
+                response, f'PUT {url}')
             self._written[provider] = (
-                body['total'] - reserved,
-                publishing.content(response, f'PUT {url}')[
-                    'resource_provider_generation'])
+                body['total'] - reserved, now['resource_provider_generation'])
         return response

@@ -127,6 +127,18 @@ class WriteTest(ReservedCase):
         self.assertEqual([], asked)
         self.assertEqual(generation, self.generation(self.one))
 
+    def test_a_bind_reads_only_what_somebody_else_has_changed(self):
+        asked = []
+        self.client.before_get = asked.append
+        self.enforce(3, 0)
+        self.set_reserved(self.two, 4)
+        asked.clear()
+        self.writer.write([self.wanted(self.one, 2), self.wanted(self.two, 1)])
+        self.assertEqual([2, 1], self.reserved())
+        self.assertEqual([self.url(self.two)], asked)
+        self.placement.delete(f'/resource_providers/{self.one}')
+        self.writer.write([self.wanted(self.one, 1)])
+
     def test_a_report_puts_right_what_somebody_else_wrote(self):
         self.enforce(3, 0)
         self.set_reserved(self.one, 1)
