@@ -91,9 +91,8 @@ class RestoreLayout(layout.LayoutCommand):
         gpus = [gpu for gpu in machine.gpus if not machine.ignores(gpu)
                 and (gpu.address in saved or not condition.is_away(gpu))]
         absent = sorted(set(saved) - {gpu.address for gpu in machine.gpus})
-        # One GPU after the other, because NVML is closed for all GPUs while
-        # virtual functions are created.
-        rows = [_restored(machine, gpu, saved) for gpu in gpus]
+        rows = apply.modes_first(gpus, lambda gpu, modes_set: _restored(
+            machine, gpu, saved, modes_set))
         rows.extend(_row(apply.Outcome(
             address, apply.Status.FAILED,
             exception.UnknownGpu(address=address))) for address in absent)
@@ -101,12 +100,12 @@ class RestoreLayout(layout.LayoutCommand):
         return int(any(row['error'] for row in rows))
 
 
-def _restored(machine, gpu, saved):
+def _restored(machine, gpu, saved, modes_set):
     done: list[str] = []
     try:
         machine.reachable((gpu,))
         outcome = apply.Outcome(gpu.address, machine.restorer.restore(
-            gpu, saved.get(gpu.address), done.append))
+            gpu, saved.get(gpu.address), done.append, modes_set))
     except exception.GpuDriverError as error:
         outcome = apply.Outcome(gpu.address, apply.Status.FAILED, error)
     return {**_row(outcome), 'done': done}

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import TypeVar
 
 from oslo_log import log as logging
 
@@ -85,6 +86,7 @@ def remember(state_path: str, layouts: Iterable[gpu_record.SavedLayout]
 
 LOG = logging.getLogger(__name__)
 
+_Result = TypeVar('_Result')
 _Counted = collections.Counter[
     tuple[spec.MigInstanceSpec, tuple[int, ...]]]
 """GPU instances, each with the slices of its compute instances."""
@@ -205,34 +207,23 @@ class Applier:
         """Apply layouts to several GPUs.
 
         Each GPU succeeds or fails by itself; never raises for one of them.
-        The GPUs change their MIG modes one after another, because nothing
-        else on this machine may use NVML meanwhile. Then all instances are
-        created in parallel. Both are one transaction of each GPU.
+        Their modes and instances are one transaction of each GPU.
 
         :returns: outcomes in the order of ``gpus``.
         """
-        if not gpus:
-            return ()
         wanted = {gpu.address: item for gpu, item in gpus}
-        turn, all_set = threading.Lock(), threading.Barrier(len(gpus))
 
-        def one(gpu: model.Gpu) -> Outcome:
-            item = wanted[gpu.address]
-            with contextlib.ExitStack() as modes:
-                # Its end releases the turn, and waits for the other GPUs.
-                modes.callback(all_set.wait)
-                if gpu.mig is not None and gpu.mig.enabled != item.enabled:
-                    modes.enter_context(turn)
-                else:
-                    modes.close()
-                try:
-                    return Outcome(gpu.address, self.apply(
-                        gpu, item, dataclasses.replace(
-                            options, modes_set=modes.close)))
-                except exception.GpuDriverError as error:
-                    return Outcome(gpu.address, Status.FAILED, error)
+        def one(gpu: model.Gpu, modes_set: Callable[[], None]) -> Outcome:
+            try:
+                return Outcome(gpu.address, self.apply(
+                    gpu, wanted[gpu.address], dataclasses.replace(
+                        options, modes_set=modes_set)))
+            except exception.GpuDriverError as error:
+                return Outcome(gpu.address, Status.FAILED, error)
 
-        return tuple(deadline.each(one, [gpu for gpu, _ in gpus]))
+        return tuple(modes_first(
+            [gpu for gpu, _ in gpus], one, lambda gpu: gpu.mig is not None
+            and gpu.mig.enabled != wanted[gpu.address].enabled))
 
     def _remembered(self, now: model.Gpu, anew: bool
                     ) -> Mapping[str, object]:
@@ -240,6 +231,33 @@ class Applier:
         if anew or self._records.read(now.address).layout is not None:
             return {'layout': self.saved(now)}
         return {}
+
+
+def modes_first(gpus: Sequence[model.Gpu],
+                act: Callable[[model.Gpu, Callable[[], None]], _Result],
+                switches: Callable[[model.Gpu], bool] = lambda gpu: True
+                ) -> list[_Result]:
+    """Change the modes of GPUs in turn, then the GPUs in parallel.
+
+    Nothing else on this machine may use NVML while a mode is changed.
+
+    :param act: changes one GPU. It calls its second argument once the modes
+        are set, and continues when all GPUs have come as far.
+    :param switches: whether a GPU needs a turn.
+    """
+    turn, all_set = threading.Lock(), threading.Barrier(max(1, len(gpus)))
+
+    def one(gpu: model.Gpu) -> _Result:
+        with contextlib.ExitStack() as modes:
+            # Its end releases the turn, and waits for the other GPUs.
+            modes.callback(all_set.wait)
+            if switches(gpu):
+                modes.enter_context(turn)
+            else:
+                modes.close()
+            return act(gpu, modes.close)
+
+    return deadline.each(one, gpus)
 
 
 def _verify(now: model.Gpu, planned: change.Change) -> None:

@@ -59,12 +59,15 @@ class Restorer:
         self._vgpus = vgpus
 
     def restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
-                tell: Tell = lambda words: None) -> apply.Status:
+                tell: Tell = lambda words: None,
+                modes_set: Callable[[], object] = lambda: None
+                ) -> apply.Status:
         """Restore one GPU.
 
         If one part fails, the others are restored all the same.
 
         :param saved: its part of the checkpoint, None if it has none.
+        :param modes_set: called once its modes are restored.
         :raises ChangeRefused: if the checkpoint is of another board, if
             the snapshot does not say whether the GPU has MIG, or if
             something that runs is in the way.
@@ -77,14 +80,14 @@ class Restorer:
                 f'{gpu.device_id}: apply a layout and make a new checkpoint')
         done: list[str] = []
         try:
-            self._restore(gpu, saved, done)
+            self._restore(gpu, saved, done, modes_set)
         finally:
             for words in done:
                 tell(words)
         return apply.Status.CHANGED if done else apply.Status.UNCHANGED
 
     def _restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
-                 done: list[str]) -> None:
+                 done: list[str], modes_set: Callable[[], object]) -> None:
         failed: list[str] = []
         with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
             self._records.check_gpu(gpu.address)
@@ -97,6 +100,7 @@ class Restorer:
             if saved is not None or bound:
                 self._transactions.read(gpu)
             gpu = self._modes(gpu, record, done, failed)
+            modes_set()
             for group in desired.desired(gpu, record,
                                          readiness.Wants()).groups:
                 with _noted(failed, 'GPU instance '
