@@ -251,6 +251,27 @@ class AgentTest(_Case):
                                        project='ours'))
         self.assertEqual([f'/allocations/{_SERVER}'], self.placement.asked)
 
+    def test_a_server_that_is_gone_before_the_next_report(self):
+        observer = self.agent._observer
+        observer._node.conf.set_override('auth_type', 'password', 'gpu_cloud')
+        self.placement.project = 'ours'
+        # After a while, only a report asks Cyborg.
+        for begin, late in ((1000, 500), (100_000, 20_000)):
+            self.be_at(begin)
+            self.agent.bind(*self.asked)
+            (entry,) = self.agent._records.claims()
+            known = reconcile.Requests((reconcile.Request(
+                entry.handle, _ARQ, _SERVER, entry.function,
+                entry.mdev_type),))
+            observer._node.requests = lambda known=known: known
+            self.be_at(begin + late)
+            observer.name_new()
+            self.be_at(begin + 30_000)
+            self.agent.unbind(*self.asked)
+        observer._node.requests = lambda: None
+        self.assertEqual(30.0, self.seconds(project='ours'))
+        self.assertEqual(30.0, self.seconds(project=''))
+
     def test_xids_are_counted_from_the_start_of_the_agent(self):
         self.agent.bind(*self.asked)
         (entry,) = self.agent._records.claims()
