@@ -11,6 +11,7 @@ from cyborg import context
 from cyborg import objects
 from cyborg.api import app as cyborg_app
 
+from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
@@ -241,6 +242,57 @@ class HandleTest(ReconcileCase):
         self.doctor('--repair', code=1)
         self.assertIn(_UUID, self.mdevs())
         self.assertEqual(3, len(self.placements()))
+
+
+class DriftTest(ReconcileCase):
+    """The metrics of one agent, in which a difference counts at once."""
+
+    def drift(self):
+        """Return the kinds that the next report finds or repairs."""
+        before = state.read(self.state_path).repaired
+        self.cloud.report()
+        known = state.read(self.state_path)
+        return {*known.drift, *(
+            kind for kind, count in known.repaired.items()
+            if count > before.get(kind, 0))}
+
+    def test_only_differences_count(self):
+        small = self.profile('CUSTOM_NVIDIA_1G_10GB')
+        for _ in range(30 if scope.ALL else 5):
+            server = self.cloud.bind(small)
+            self.assertEqual(set(), self.drift())
+            self.cloud.unbind(server)
+            self.assertEqual(set(), self.drift())
+        servers = [self.cloud.bind(small) for _ in range(3)]
+        self.assertEqual(set(), self.drift())
+        placement = self.cloud.placement
+        provider = self.cloud.provider(self.name('1g.10gb'))['uuid']
+        wrong = placement.get(f'/resource_providers/{provider}/inventories')
+        wrong['inventories']['CUSTOM_NVIDIA_1G_10GB']['reserved'] += 1
+        handle = servers[1].arqs[0]['attach_handle_uuid']
+        consumer = {
+            'allocations': {provider: {
+                'resources': {'CUSTOM_NVIDIA_1G_10GB': 1}}},
+            'project_id': _UUID, 'user_id': _UUID,
+            'consumer_generation': None, 'consumer_type': 'INSTANCE'}
+        for kind, act, arguments in (
+                ('reserved', placement.put,
+                 (f'/resource_providers/{provider}/inventories', wrong)),
+                ('no-request', self.lose_request, (servers[0],)),
+                ('vgpu-gone', self.remove_mdev, (handle,)),
+                ('not-allocated', placement.delete,
+                 (f'/allocations/{servers[2].uuid}',)),
+                ('allocated', placement.put,
+                 (f'/allocations/{_UUID}', consumer))):
+            act(*arguments)
+            self.assertEqual({kind}, self.drift())
+            if kind == 'not-allocated':
+                self.cloud.cyborg.delete_arqs(instance=servers[2].uuid)
+            self.drift()
+        placement.delete(f'/allocations/{_UUID}')
+        self.cloud.unbind(servers[1])
+        self.clean()
+        self.assertEqual(set(), self.drift())
 
 
 class PatientTest(ReconcileCase):
