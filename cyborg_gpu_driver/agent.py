@@ -50,107 +50,29 @@ from cyborg_gpu_driver.report.content import names
 LOG = logging.getLogger(__name__)
 
 
-class _Node(node.Node):
-    """The node of an agent, which queries cloud services."""
-
-    def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
-                 hostname: str, tree: publishing.ProviderTree,
-                 mdev_problem: str):
-        super().__init__(conf, settings, hostname, tree, mdev_problem)
-        self.publisher = publishing.Publisher(self._write)
-        self._requests = cyborg.RequestWatch(conf, hostname)
-        self.claims: reconcile.Requests | None = None
-        """Cyborg's last answer about the accelerator requests."""
-        self.drift = drift.Drift(tree, hostname)
-
-    def requests(self) -> reconcile.Requests | None:
-        self.claims = self._requests.read()
-        return self.claims
-
-    def usages(self, looked: Mapping[model.PciAddress,
-                                     Sequence[partition_offers.Offer]]
-               ) -> Mapping[model.PciAddress,
-                            tuple[reconcile.Usage, ...]] | None:
-        return self.drift.read(looked, {
-            address: self.inventories(address) for address in looked})
-
-    def publish(self, address: model.PciAddress) -> None:
-        self.publisher.publish(*self.live.board(address))
-
-    def settle(self, address: model.PciAddress) -> bool:
-        return self.publisher.settle(address)
-
-    def publish_soon(self, address: model.PciAddress) -> None:
-        self.publisher.ask(*self.live.board(address))
-
-    def note_cordons(self, disabled: frozenset[model.PciAddress] | None
-                     ) -> None:
-        """Note which GPUs Cyborg has disabled, and log changed cordons."""
-        self.cordons.note_disabled(disabled, self._why_disabled)
-        self.cordons.log_changes()
-
-    def _why_disabled(self, address: model.PciAddress
-                      ) -> cordon.Cordon | None:
-        """Who disabled a GPU in Cyborg, when and why; None if unknown.
-
-        ``openstack gpu cordon`` writes that to a trait of the GPU's
-        providers, because Cyborg's API takes no reason.
-        """
-        assert self.tree is not None  # The agent always has one.
-        try:
-            for uuid in sorted(self.records.read(address).providers):
-                found = self.tree.get(f'/resource_providers/{uuid}/traits')
-                if why := found and cordon.of_traits(found['traits']):
-                    return why
-        except Exception as error:
-            # The report of the GPUs must not fail because of this.
-            LOG.debug('Placement does not say why GPU %(gpu)s is disabled: '
-                      '%(error)s', {'gpu': address,
-                                    'error': exception.steady(error)})
-        return None
-
-    def _write(self, address: model.PciAddress,
-               generations: Mapping[str, int] | None) -> None:
-        """Write the free capacity of a GPU to Placement."""
-        wanted = self.inventories(address)
-        if generations is None:
-            self.reserved_writer.write(wanted)
-        else:
-            self.reserved_writer.enforce(wanted, generations)
-
-
-class Agent:
-    """One host's GPUs as Cyborg sees them.
-
-    :param mdev_problem: why no handle of type MDEV can be served; ``''`` if
-        all can.
-    """
+class Agent(node.Node):
+    """One host's GPUs as Cyborg sees them: a node that asks the services."""
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
         connection.register_opts(conf)
         self._tree = publishing.ProviderTree(placement)
-        self._node = _Node(conf, settings, hostname, self._tree,
-                           mdev_problem)
-        if self._node.platform.is_root():
-            self._node.act_here()
-        self._observer = observer.Observer(self._node)
-        self._conf = conf
-        self._settings = settings
-        self._host = self._node.live
-        self._records = self._node.records
-        self._reserved_writer = self._node.reserved_writer
-        self._health = self._node.health
+        super().__init__(conf, settings, hostname, self._tree, mdev_problem)
+        if self.platform.is_root():
+            self.act_here()
+        self.publisher = publishing.Publisher(self._write)
+        self.claims: reconcile.Requests | None = None
+        """Cyborg's last answer about the accelerator requests."""
+        self._requests = cyborg.RequestWatch(conf, hostname)
+        self._disabled = cyborg.DisabledWatch(conf, hostname)
+        self._drift = drift.Drift(self._tree, hostname)
+        self._steady = drift.Steady()
+        self._observer = observer.Observer(self)
         self._said = log_once.LogOnce()
         self._conditions: set[str] = set()
         """What the current report logs once."""
-        self._disabled = cyborg.DisabledWatch(conf, hostname)
-        self._publisher = self._node.publisher
-        self._steady = drift.Steady()
-        self._watcher = host_health.Watcher(self._node.platform.nvml,
-                                            self._event)
-        self._binder = self._node.binder
+        self._watcher = host_health.Watcher(self.platform.nvml, self._event)
         self._finisher = orphans.Finisher(
             functools.partial(connection.Cloud.of_section, conf,
                               gpu_conf.CLOUD)
@@ -169,30 +91,78 @@ class Agent:
         self._namer = deadline.Repeated(self._observer.name_new, 1.0,
                                         'cyborg-gpu-owners')
 
+    def requests(self) -> reconcile.Requests | None:
+        self.claims = self._requests.read()
+        return self.claims
+
+    def usages(self, looked: Mapping[model.PciAddress,
+                                     Sequence[partition_offers.Offer]]
+               ) -> Mapping[model.PciAddress,
+                            tuple[reconcile.Usage, ...]] | None:
+        return self._drift.read(looked, {
+            address: self.inventories(address) for address in looked})
+
+    def publish(self, address: model.PciAddress) -> None:
+        self.publisher.publish(*self.live.board(address))
+
+    def settle(self, address: model.PciAddress) -> bool:
+        return self.publisher.settle(address)
+
+    def publish_soon(self, address: model.PciAddress) -> None:
+        self.publisher.ask(*self.live.board(address))
+
+    def _write(self, address: model.PciAddress,
+               generations: Mapping[str, int] | None) -> None:
+        """Write the free capacity of a GPU to Placement."""
+        wanted = self.inventories(address)
+        if generations is None:
+            self.reserved_writer.write(wanted)
+        else:
+            self.reserved_writer.enforce(wanted, generations)
+
+    def _why_disabled(self, address: model.PciAddress
+                      ) -> cordon.Cordon | None:
+        """Who disabled a GPU in Cyborg, when and why; None if unknown.
+
+        ``openstack gpu cordon`` writes that to a trait of the GPU's
+        providers, because Cyborg's API takes no reason.
+        """
+        try:
+            for uuid in sorted(self.records.read(address).providers):
+                found = self._tree.get(f'/resource_providers/{uuid}/traits')
+                if why := found and cordon.of_traits(found['traits']):
+                    return why
+        except Exception as error:
+            # The report of the GPUs must not fail because of this.
+            LOG.debug('Placement does not say why GPU %(gpu)s is disabled: '
+                      '%(error)s', {'gpu': address,
+                                    'error': exception.steady(error)})
+        return None
+
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.bind`."""
         with self._observer.call('bind'):
-            self._binder.bind(pci_addr, asked_type, ah_uuid,
+            self.binder.bind(pci_addr, asked_type, ah_uuid,
                               self.bind_timeout)
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.unbind`."""
         try:
             with self._observer.call('unbind'):
-                self._binder.unbind(pci_addr, asked_type, ah_uuid)
+                self.binder.unbind(pci_addr, asked_type, ah_uuid)
         finally:
             self._note_release(pci_addr)
 
     @property
     def bind_timeout(self) -> float:
         """Seconds that a bind may take."""
-        return float(self._settings.bind_timeout
-                     or gpu_conf.default_bind_timeout(self._conf))
+        return float(self.settings.bind_timeout
+                     or gpu_conf.default_bind_timeout(self.conf))
 
     def owns(self, function: model.PciAddress) -> bool:
         """Whether ``function`` is a GPU of this machine or a VF of one."""
         try:
-            self._host.owner(function)
+            self.live.owner(function)
         except exception.UnknownGpu:
             return False
         return True
@@ -204,7 +174,7 @@ class Agent:
     def report_changes(self) -> tuple[names.ReportedDevice, ...]:
         """Report with stubs for the GPUs that need no full report."""
         return self._steady.thin(*self._report(), drift.room(
-            gpu_conf.rpc_timeout(self._conf), self._tree.latency))
+            gpu_conf.rpc_timeout(self.conf), self._tree.latency))
 
     def _report(self) -> tuple[tuple[names.ReportedDevice, ...],
                                Collection[str] | None]:
@@ -212,8 +182,8 @@ class Agent:
         self._conditions.clear()
         with self._turn, self._observer.report(), locks.report():
             report = self._make_report()
-        if self._conf.gpu.clean_poll_interval:
-            whole = any(map(self._may_be_whole, self._host.host().gpus))
+        if self.conf.gpu.clean_poll_interval:
+            whole = any(map(self._may_be_whole, self.live.host().gpus))
             # If no thread can be started now, the next report tries again.
             with contextlib.suppress(RuntimeError):
                 if whole:
@@ -224,31 +194,32 @@ class Agent:
 
     def _make_report(self) -> tuple[tuple[names.ReportedDevice, ...],
                                     Collection[str] | None]:
-        lost = self._records.check()
-        self._node.note_cordons(self._disabled.read())
-        self._binder.recover()
-        self._host.refresh()
+        lost = self.records.check()
+        self.cordons.note_disabled(self._disabled.read(), self._why_disabled)
+        self.cordons.log_changes()
+        self.binder.recover()
+        self.live.refresh()
         asked = time.time()
-        self._node.reconciler.look(lost)
-        self._observer.claims(self._node.claims, asked)
+        self.reconciler.look(lost)
+        self._observer.claims(self.claims, asked)
         self._finisher.look()
-        host = self._host.host()
+        host = self.live.host()
         self._say_empty(host)
-        self._others = self._node.withdrawal.of_other_driver(host)
+        self._others = self.withdrawal.of_other_driver(host)
         host = self._make_ready(host)
         verdicts = self._examine(host)
-        decided = self._node.withdrawal.decide(
-            host, self._offers, self._node.ignored(host),
-            {claim.gpu for claim in self._records.claims()},
+        decided = self.withdrawal.decide(
+            host, self._offers, self.ignored(host),
+            {claim.gpu for claim in self.records.claims()},
             {address for address, verdict in verdicts.items()
-             if verdict.is_unhealthy} | set(self._node.cordons.known()))
+             if verdict.is_unhealthy} | set(self.cordons.known()))
         self._reported = decided.devices
-        self._node.cleaner.look(self._node.wholes(decided.devices), {
+        self.cleaner.look(self.wholes(decided.devices), {
             device.address for device in decided.devices if device.stub})
-        if self._node.resetter.done:
+        if self.resetter.done:
             # A reset cures a GPU, unless the GPU now shows another problem.
-            self._node.resetter.done.clear()
-            verdicts = self._examine(self._make_ready(self._host.refresh()))
+            self.resetter.done.clear()
+            verdicts = self._examine(self._make_ready(self.live.refresh()))
         there = self._enforce(decided)
         self._said.keep(self._conditions)
         return build.mark_unhealthy(
@@ -259,7 +230,7 @@ class Agent:
         self._between.stop()
         self._namer.stop()
         self._watcher.stop()
-        self._node.platform.nvml.reset()
+        self.platform.nvml.reset()
 
     def look_between(self) -> None:
         """Note which whole GPUs servers have got since the last report.
@@ -273,24 +244,24 @@ class Agent:
             released = set()
             while self._released:
                 released.add(self._released.pop())
-            used = self._node.cleaner.look_at_changed(
-                self._node.wholes(self._reported))
+            used = self.cleaner.look_at_changed(
+                self.wholes(self._reported))
             if used or released:
-                self._examine(self._make_ready(self._host.refresh()))
+                self._examine(self._make_ready(self.live.refresh()))
             for address in {*used, *released}:
-                self._node.publish_soon(address)
+                self.publish_soon(address)
 
     def _note_release(self, pci_addr: str) -> None:
         """Let a GPU of mode auto get its other roles back soon."""
         with contextlib.suppress(exception.GpuDriverError):
-            address = self._host.owner(model.PciAddress.parse(pci_addr))
-            governing = self._settings.policy_for(self._host.gpu(address))
+            address = self.live.owner(model.PciAddress.parse(pci_addr))
+            governing = self.settings.policy_for(self.live.gpu(address))
             if governing is not None and governing.roles:
                 self._released.add(address)
                 self._between.ask()
 
     def _may_be_whole(self, gpu: model.Gpu) -> bool:
-        governing = self._settings.policy_for(gpu)
+        governing = self.settings.policy_for(gpu)
         return (governing is not None
                 and policy.Mode.PASSTHROUGH in governing.modes)
 
@@ -299,8 +270,8 @@ class Agent:
 
         A stub tells Cyborg to leave everything as it is.
         """
-        return self._node.withdrawal.held(
-            gpu.address for gpu in self._host.host().gpus)
+        return self.withdrawal.held(
+            gpu.address for gpu in self.live.host().gpus)
 
     def _make_ready(self, host: model.Host) -> model.Host:
         """Prepare idle GPUs for their policies; return the host after that.
@@ -309,23 +280,23 @@ class Agent:
         would keep the GPU from being idle. GPUs that servers have through
         Cyborg's own driver are left alone.
         """
-        for act in (self._node.fixed.release, self._node.preparer.prepare,
-                    self._node.fixed.make):
+        for act in (self.fixed.release, self.preparer.prepare,
+                    self.fixed.make):
             outcomes = [act(gpu) for gpu in host.gpus
                         if gpu.address not in self._others]
             if any(outcome.done for outcome in outcomes):
-                host = self._host.refresh()
+                host = self.live.refresh()
         return host
 
     def _offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
         """What a GPU offers; logs what it cannot offer."""
-        offers = self._node.servable(gpu)
-        for complaint in self._host.complaints(gpu):
+        offers = self.servable(gpu)
+        for complaint in self.live.complaints(gpu):
             self._say(complaint)
         alike: dict[str, list[str]] = {}
         for offer in offers:
             # The driver has logged mdev_problem once for all GPUs.
-            if offer.problem and offer.problem != self._node.mdev_problem:
+            if offer.problem and offer.problem != self.mdev_problem:
                 alike.setdefault(offer.problem, []).append(offer.profile)
         for problem, profiles in alike.items():
             self._say(f'GPU {gpu.address}: not offered '
@@ -339,27 +310,27 @@ class Agent:
         A GPU in passthrough mode is not watched: the agent would have to keep
         it open, and libvirt could not take it.
         """
-        if self._settings.health_events:
+        if self.settings.health_events:
             self._watcher.watch(gpu.address for gpu in host.gpus
                                 if gpu.visible_to_nvml
                                 and not self._is_whole(gpu))
-        return self._health.check(host)
+        return self.health.check(host)
 
     def _event(self, event: condition.Event) -> None:
         """Called by the watcher's thread."""
         self._observer.event(event)
-        self._health.event(event)
+        self.health.event(event)
 
     def _is_whole(self, gpu: model.Gpu) -> bool:
-        governing = self._settings.policy_for(gpu)
+        governing = self.settings.policy_for(gpu)
         return (governing is not None
                 and not policy.WHOLE.isdisjoint(governing.modes)
                 and not (governing.roles
-                         and self._records.has_claims(gpu.address)))
+                         and self.records.has_claims(gpu.address)))
 
     def _is_used(self, device: names.ReportedDevice) -> bool:
-        return (self._records.has_claims(device.address) is not False
-                or any(self._node.withdrawal.held_by(deployable.provider_uuid)
+        return (self.records.has_claims(device.address) is not False
+                or any(self.withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))
 
     def _enforce(self, decided: withdrawal.Decision
@@ -369,7 +340,7 @@ class Agent:
         :returns: UUIDs of this host's providers; None if Placement does not
             answer.
         """
-        self._node.draining = frozenset(
+        self.draining = frozenset(
             item.provider for item in decided.draining)
         there = None
         try:
@@ -377,15 +348,15 @@ class Agent:
                 return there
             # The drift comparison has just read them, if it had a reason to.
             there = generations = (
-                self._node.drift.take_generations()
+                self._drift.take_generations()
                 or self._tree.generations(decided.providers))
-            complete = self._publisher.enforce(decided.trusted, generations)
-            self._reserved_writer.enforce(decided.draining, generations)
+            complete = self.publisher.enforce(decided.trusted, generations)
+            self.reserved_writer.enforce(decided.draining, generations)
         except Exception as error:
-            self._publisher.say(error)
+            self.publisher.say(error)
         else:
             if complete:
-                self._publisher.recovered()
+                self.publisher.recovered()
         return there
 
     def _say_empty(self, host: model.Host) -> None:

@@ -131,7 +131,7 @@ class GpuTestCase(base.TestCase):
         """Do what the agent's thread does between two reports."""
         agent = self.driver._running()
         agent.look_between()
-        agent._publisher.settle(model.PciAddress.parse(self.gpu))
+        agent.publisher.settle(model.PciAddress.parse(self.gpu))
 
     def restore(self):
         """Run what the systemd unit runs before nova-compute starts."""
@@ -206,7 +206,7 @@ class GpuTestCase(base.TestCase):
     @contextlib.contextmanager
     def no_placement(self):
         """Keep the driver, but not Cyborg, from reaching Placement."""
-        tree = self.driver._running()._node.tree
+        tree = self.driver._running().tree
         client, tree._client = tree.client, _NoRoute()
         try:
             yield
@@ -215,7 +215,7 @@ class GpuTestCase(base.TestCase):
 
     def without_allocations(self):
         """Let this agent bind handles that no server has claimed."""
-        self.driver._running()._node.allocated = lambda item: None
+        self.driver._running().allocated = lambda item: None
 
     def hardware(self, gpu=None):
         """Return the state of a simulated GPU."""

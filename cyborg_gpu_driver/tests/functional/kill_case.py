@@ -231,7 +231,7 @@ class KillCase(base.BaseTestCase):
         host_reader = reader.HostReader(machine)
         outcome = prepare.Preparer(
             transaction.Transactions(machine, host_reader, self.state_path),
-            running._settings, running._health, services.Services()).prepare(
+            running.settings, running.health, services.Services()).prepare(
                 host_reader.snapshot().gpus[0])
         self.assertEqual('', outcome.reason)
 
@@ -240,9 +240,9 @@ class KillCase(base.BaseTestCase):
         running.report()
         # Without Placement a report leaves out a GPU that no report has had:
         # a server may have it through Cyborg's own driver.
-        (gpu,) = running._host.host().gpus
+        (gpu,) = running.live.host().gpus
         first = next(
-            one for deployable in running._node.device(
+            one for deployable in running.device(
                 gpu, running._offers(gpu)).deployables
             for one in deployable.handles)
         return str(first.address), first.asked_type, handle

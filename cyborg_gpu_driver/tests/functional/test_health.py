@@ -88,7 +88,7 @@ class EventTest(gpu_cloud.GpuTestCase):
         agent = self.driver._running()
         # For tests that wait for a write: only GpuHealth's own are noted.
         self.written = queue.Queue()
-        publisher = agent._publisher
+        publisher = agent.publisher
         write = publisher._write
 
         def write_and_tell(address, generations):
@@ -120,7 +120,7 @@ class EventTest(gpu_cloud.GpuTestCase):
             for gpu in (GPU, OTHER):
                 self.assertEqual({'3g.40gb': (2, 2)}, self.reserved(gpu))
             # The holder of the lock may want to have NVML alone.
-            with self.driver._running()._node.platform.nvml.alone():
+            with self.driver._running().platform.nvml.alone():
                 self.assertEqual({}, self.driver._running()
                                  ._watcher._set.members)
 

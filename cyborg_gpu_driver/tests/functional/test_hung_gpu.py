@@ -81,7 +81,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         """Return the arguments of each bind of one of a GPU's slices."""
         self.without_allocations()
         agent = self.driver._running()
-        (offer,) = agent._host.offers(agent._host.gpu(
+        (offer,) = agent.live.offers(agent.live.gpu(
             model.PciAddress.parse(gpu)))
         carriers = [function for function, _ in self.mdevs(gpu).values()]
         return [(str(function), offer.vgpu_type_id, str(uuid.uuid4()))

@@ -311,7 +311,7 @@ class GroupTest(kill_case.KillCase):
 
     def get_ready(self, running):
         self.report_twice(running)
-        for gpu in running._host.host().gpus:
+        for gpu in running.live.host().gpus:
             self.assertEqual('vfio-pci', gpu.driver)
 
     def report_twice(self, running):
@@ -326,8 +326,8 @@ class GroupTest(kill_case.KillCase):
 
     def asked(self, running):
         """Return Cyborg's arguments to the agent for the first pair."""
-        group = next(group for gpu in running._host.host().gpus
-                     for group in running._host.groups([gpu.address])
+        group = next(group for gpu in running.live.host().gpus
+                     for group in running.live.groups([gpu.address])
                      if group.profile == _PAIR)
         return str(group.leader), _PAIR, self.name
 
@@ -391,7 +391,7 @@ class TakeRoleTest(kill_case.KillCase):
     @staticmethod
     def _bind(running, asked):
         # Without a server's allocation, so that the GPU is idle again at once.
-        running._node.allocated = lambda item: None
+        running.allocated = lambda item: None
         running.bind(*asked)
 
     def _start(self, running):
@@ -420,8 +420,8 @@ class TakeRoleTest(kill_case.KillCase):
         found = []
 
         def read(running):
-            (gpu,) = running._host.host().gpus
-            for one in running._node.device(
+            (gpu,) = running.live.host().gpus
+            for one in running.device(
                     gpu, running._offers(gpu)).deployables:
                 handle = one.handles[0]
                 if handle.asked_type:

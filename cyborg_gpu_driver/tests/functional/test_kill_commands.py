@@ -251,7 +251,7 @@ class RepairCase(kill_case.KillCase):
         """
         def work(running):
             running.report()
-            there = running._node
+            there = running
             there.requests = lambda: claims
             there.publish = lambda address: None
             there.reconciler._grace = 0

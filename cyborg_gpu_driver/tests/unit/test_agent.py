@@ -128,7 +128,7 @@ class TestAgent(AgentCase):
         log = self.useFixture(fixtures.FakeLogger('cyborg_gpu_driver.agent'))
         found = []
         for complaints in (('wrong',), ('wrong',), (), ('wrong',)):
-            self.patch(self.agent._host, 'complaints',
+            self.patch(self.agent.live, 'complaints',
                        lambda gpu, known=complaints: known)
             self.agent.report()
             found.append(log.output.count('wrong'))
@@ -208,6 +208,6 @@ class TestAgentOfGroups(AgentCase):
         self.agent.unbind(*asked)
         self.assertRaises(exception.JournalUnreadable, self.agent.bind,
                           *self.handle(second))
-        (offer,) = self.agent._host.offers(self.agent._host.gpu(
+        (offer,) = self.agent.live.offers(self.agent.live.gpu(
             second.address))
         self.assertEqual(0, offer.creatable)

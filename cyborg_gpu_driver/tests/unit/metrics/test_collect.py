@@ -100,7 +100,7 @@ class AgentTest(_Case):
         self.agent.bind(*self.asked)
         found = self.scrape()
         ((labels, _),) = found['cyborg_gpu_assignment_info']
-        (entry,) = self.agent._records.claims()
+        (entry,) = self.agent.records.claims()
         self.assertEqual(
             ('host1', str(entry.gpu), self.asked[2], str(entry.function),
              str(entry.instance_id), entry.profile, ''),
@@ -129,10 +129,10 @@ class AgentTest(_Case):
     def test_what_is_reserved_is_what_placement_is_told(self):
         self.agent.bind(*self.asked)
         self.agent.report()
-        (entry,) = self.agent._records.claims()
+        (entry,) = self.agent.records.claims()
         inventories = {
             item.resource_class: item
-            for item in self.agent._node.inventories(entry.gpu)}
+            for item in self.agent.inventories(entry.gpu)}
         found = [(labels['resource_class'], value) for labels, value
                  in self.scrape()['cyborg_gpu_offer_reserved']
                  if labels['address'] == str(entry.gpu)]
@@ -167,7 +167,7 @@ class AgentTest(_Case):
 
     def test_whose_a_handle_is(self):
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._records.claims()
+        (entry,) = self.agent.records.claims()
         claims = reconcile.Requests((reconcile.Request(
             entry.handle, _ARQ, _SERVER, entry.function, entry.mdev_type),))
         observer = self.agent._observer
@@ -195,7 +195,7 @@ class AgentTest(_Case):
         os.mkdir(os.path.join(self.state_path, 'audit.jsonl'))
         self.be_at(1000)
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._records.claims()
+        (entry,) = self.agent.records.claims()
         self.be_at(61000)
         self.agent.report()
         self.assertEqual(60.0, self.seconds(
@@ -210,10 +210,10 @@ class AgentTest(_Case):
         for days in (-30, 30):
             self.asked = (*self.asked[:2], str(uuid.uuid4()))
             self.be_at(1000)
-            self.agent._records.clock = lambda days=days: (
+            self.agent.records.clock = lambda days=days: (
                 time.time() + days * 86400)
             self.agent.bind(*self.asked)
-            self.agent._records.clock = time.time
+            self.agent.records.clock = time.time
             self.be_at(2000)
             self.agent.report()
             self.seconds()
@@ -233,12 +233,12 @@ class AgentTest(_Case):
         self.assertEqual(1.0, self.one('unreadable_records'))
 
     def test_the_project_of_a_server(self):
-        self.agent._node.conf.set_override('auth_type', 'password',
+        self.agent.conf.set_override('auth_type', 'password',
                                            'gpu_cloud')
         self.placement.project = 'ours'
         self.be_at(1000)
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._records.claims()
+        (entry,) = self.agent.records.claims()
         self.be_at(5000)
         self.agent.report()
         self.assertNotIn('cyborg_gpu_assigned_seconds_total', self.scrape())
@@ -274,7 +274,7 @@ class AgentTest(_Case):
 
     def test_xids_are_counted_from_the_start_of_the_agent(self):
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._records.claims()
+        (entry,) = self.agent.records.claims()
         for number in (13, 79, 79):
             self.agent._event(condition.Event(entry.gpu, number))
         self.assertNotIn('cyborg_gpu_xid_errors_total', self.scrape())
@@ -288,7 +288,7 @@ class AgentTest(_Case):
         if shutil.which('promtool') is None:
             self.skipTest('there is no promtool: see bindep.txt, prometheus')
         self.agent.bind(*self.asked)
-        platform = self.agent._node.platform
+        platform = self.agent.platform
         hardware = sampler.Sampler(platform, self.state_path)
         hardware.round()
         registry = prometheus_client.CollectorRegistry()
@@ -316,18 +316,18 @@ class AgentTest(_Case):
     def test_a_gpu_that_is_gone_or_fails(self):
         self.assertEqual(4, len(self.offering()))
         gone, failed, *others = sorted(self.offering())
-        inventories = self.agent._node.inventories
+        inventories = self.agent.inventories
 
         def broken(address):
             if str(address) == failed:
                 raise exception.JournalUnreadable(path='x', reason='no')
             return inventories(address)
 
-        self.agent._node.inventories = broken
-        host = self.agent._node.live.host()
+        self.agent.inventories = broken
+        host = self.agent.live.host()
         left = dataclasses.replace(host, gpus=tuple(
             gpu for gpu in host.gpus if str(gpu.address) != gone))
-        self.agent._node.live.host = lambda: left
+        self.agent.live.host = lambda: left
         with self.agent._observer.report():
             pass
         self.assertEqual(set(others), self.offering())
@@ -338,7 +338,7 @@ class AgentTest(_Case):
         with machine.operation():
             for gpu in machine.state.gpus.values():
                 gpu.vgpus.clear()
-        self.agent._host.refresh()
+        self.agent.live.refresh()
         self.agent.report()
         self.assertEqual(1.0, self.one('drift', kind='vgpu-gone'))
         self.assertEqual(0.0, self.one('drift', kind='reserved'))

@@ -35,7 +35,7 @@ class _Case(base.SimulatedTestCase):
             self.state_path, empty_placement.EmptyPlacement,
             simulate=self.MACHINE,
             simulate_state=os.path.join(self.state_path, 'machine'))
-        self.platform = self.agent._node.platform
+        self.platform = self.agent.platform
         self.machine = self.platform.sysfs._os._machine
         self.addCleanup(self.machine.uninstall)
         self.addCleanup(self.platform.nvml.reset)
@@ -49,7 +49,7 @@ class _Case(base.SimulatedTestCase):
         """Bind a handle and return the claim."""
         name = str(uuid.uuid4())
         self.agent.bind(str(handle.address), handle.asked_type, name)
-        (claim,) = [claim for claim in self.agent._records.claims()
+        (claim,) = [claim for claim in self.agent.records.claims()
                     if claim.handle == name]
         return claim
 
