@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 
 from oslo_log import log as logging
@@ -58,46 +57,34 @@ class Connections:
 
     def look(self) -> None:
         """Compare and correct. Called for each report. Never raises."""
-        for act, failure in (
-                (self._look_at_vgpus, 'The partitions of the NVSwitches could '
-                                      'not be restored'),
-                (self._look_at_groups, 'Could not check the groups of GPUs '
-                                       'that NVLink connects')):
-            try:
-                act()
-            except Exception as error:
-                # The report of the GPUs must not depend on it.
-                if self._failed.is_new(str(error), failure):
-                    LOG.error('%(failure)s: %(error)s',
-                              {'failure': failure, 'error': error},
-                              exc_info=not isinstance(
-                                  error, exception.GpuDriverError))
-            else:
-                self._failed.over(failure)
+        with self._noted('the partitions of vGPUs'):
+            self._look_at_vgpus()
+        with self._noted('the groups of GPUs'):
+            self._look_at_groups()
+
+    def _noted(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Log an error once, instead of raising it."""
+        return self._failed.noted(LOG.warning, f'Could not check {what}')
 
     # Partitions of NVSwitches
 
-    def partitions(self, unsupported: bool = False
-                    ) -> tuple[model.FabricPartition, ...]:
-        """All partitions.
+    def partitions(self) -> tuple[model.FabricPartition, ...]:
+        """All partitions, also those whose hardware has failed.
 
         A fabric manager that asks for the list of active partitions gets it,
         unless a claim or its partition is not known: the fabric manager takes
         a partition that is not in the list for inactive, even if a guest uses
         it.
-
-        :param unsupported: whether to include partitions whose hardware has
-            failed.
         """
         try:
-            return privileged_fabric.read_partitions(unsupported)
+            return privileged_fabric.read_partitions(unsupported=True)
         except exception.FabricError as error:
             if error.symbol != 'NOT_CONFIGURED':
                 raise
         privileged_fabric.give_list(self._active())
         LOG.warning('NVSwitches: gave the fabric manager the list of active '
                     'partitions')
-        return privileged_fabric.read_partitions(unsupported)
+        return privileged_fabric.read_partitions(unsupported=True)
 
     def _active(self) -> list[int]:
         """The partitions that servers have."""
@@ -205,7 +192,7 @@ class Connections:
     def _add_partitions(self, claims: Iterable[gpu_record.Claim]) -> None:
         """Write the partitions of these claims, if they have one."""
         for claim in claims:
-            with (self._noted(f'partition of handle {claim.handle}'),
+            with (self._noted(f'the partition of handle {claim.handle}'),
                   locks.gpus(self._records.state_path, claim.gpus)):
                 partition = privileged_fabric.partition_of_vgpu(
                     self._host.gpu(claim.gpu), claim.mdev_type)
@@ -226,18 +213,6 @@ class Connections:
                     found[gpu.address] = module
         return found
 
-    @contextlib.contextmanager
-    def _noted(self, what: str) -> Iterator[None]:
-        """Log an error once, instead of raising it."""
-        try:
-            yield
-        except exception.GpuDriverError as error:
-            if self._failed.is_new(str(error), what):
-                LOG.warning('NVSwitches: %(what)s: %(error)s. Each report '
-                            'tries again.', {'what': what, 'error': error})
-        else:
-            self._failed.over(what)
-
     # Groups of GPUs, for mode nvlink
 
     def _look_at_groups(self) -> None:
@@ -254,23 +229,20 @@ class Connections:
         self._complete(claims)
         self._learn_modules(gpus)
         self._learn_bridges(gpus, claims)
-        modules = self._modules(gpus)
-        if modules or any(claim.fabric_partition is not None
-                          for claim in claims):
-            self._look_at_switches(gpus, modules)
-
-    def _look_at_switches(self, gpus: Collection[model.PciAddress],
-                          modules: Mapping[model.PciAddress, int]) -> None:
-        """Ask the fabric manager for its partitions, and correct them."""
+        modules = {address: known.module for address, known
+                   in self._known(gpus).items() if known.module is not None}
         claims = [claim for claim in self._records.claims()
                   if claim.is_group]
-        found = self.partitions(unsupported=True)
+        if not modules and not any(claim.fabric_partition is not None
+                                   for claim in claims):
+            return
+        found = self.partitions()
         self._learn(gpus, nvlink.of_partitions(found, modules))
         active = privileged_fabric.active_of(found)
         self.connect(claims, active)
         for group in self._host.groups(gpus):
             if (group.partition in active
-                    and set(group.members) <= set(gpus)):
+                    and gpus.keys() >= set(group.members)):
                 self._disconnect(
                     group, lambda gpu: privileged_driver.holders(str(gpu)))
 
@@ -311,12 +283,6 @@ class Connections:
             return None
         return record.module, record.on_switches
 
-    def _modules(self, gpus: Iterable[model.PciAddress]
-                 ) -> dict[model.PciAddress, int]:
-        """Module ids of the GPUs on NVSwitches, as read since the boot."""
-        return {address: known.module for address, known
-                in self._known(gpus).items() if known.module is not None}
-
     def _learn_bridges(self, gpus: Mapping[model.PciAddress, model.Gpu],
                        claims: Collection[gpu_record.Claim]) -> None:
         """Record the groups of the GPUs that are not on NVSwitches.
@@ -339,10 +305,7 @@ class Connections:
                 and not self._is_past(group, groups))
 
         for address, item in known.items():
-            mine = {group for group in groups if address in group.members}
-            self._records.observe(address, nvlink=dataclasses.replace(
-                item, groups=tuple(sorted(
-                    mine.union(filter(stays, item.groups))))))
+            self._note(address, item, groups, stays)
 
     def _known(self, gpus: Iterable[model.PciAddress]
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:
@@ -362,21 +325,22 @@ class Connections:
         size with one of its GPUs replaces it: the board is then another one.
         """
         for address in gpus:
-            mine = {(group.leader, group.profile): group for group in groups
-                    if address in group.members}
             known = self._records.peek(address).nvlink
             if known is None:
                 # Its record was lost. Records of other GPUs have its groups.
-                known = gpu_record.Nvlink('', groups=tuple(
-                    group for group in self._host.groups(gpus)
-                    if address in group.members))
-            if not mine and not known.groups:
-                continue
-            former = {(group.leader, group.profile): group
-                      for group in known.groups
-                      if not self._is_past(group, groups)}
+                known = gpu_record.Nvlink('', groups=self._host.groups(gpus))
+            self._note(address, known, groups,
+                       lambda group: not self._is_past(group, groups))
+
+    def _note(self, address: model.PciAddress, known: gpu_record.Nvlink,
+              groups: Iterable[nvlink.Group],
+              stays: Callable[[nvlink.Group], bool]) -> None:
+        """Record the groups of one GPU, with the known ones that stay."""
+        found = {group for group in (*groups, *filter(stays, known.groups))
+                 if address in group.members}
+        if found or known.boot:
             self._records.observe(address, nvlink=dataclasses.replace(
-                known, groups=tuple(sorted((former | mine).values()))))
+                known, groups=tuple(sorted(found))))
 
     def _is_past(self, former: nvlink.Group,
                  groups: Collection[nvlink.Group]) -> bool:

@@ -60,27 +60,20 @@ class Rebuilder:
                 if self._records.peek(gpu.address).claims_lost]
         requests = self._cloud.requests() if lost else None
         found: dict[model.PciAddress, list[gpu_record.Claim]] = {}
-        skipped = set()
         for gpu in lost:
-            try:
-                with locks.gpu(self._records.state_path, gpu.address):
-                    if not self._records.peek(gpu.address).claims_lost:
-                        continue
-                    now = self._host.gpu(gpu.address)
-                    claims = self._found(now, requests)
-                    if self._host.is_linked(now):
-                        claims += self._whole(now, requests)
-                    self._records.rebuilt(gpu.address, claims)
-                    found[gpu.address] = claims
-            except exception.GpuDriverError as error:
-                skipped.add(gpu.address)
-                if self._said.is_new(str(error), gpu.address):
-                    LOG.warning(
-                        'The claims on GPU %(gpu)s are not rebuilt: '
-                        '%(error)s. Each report tries again.',
-                        {'gpu': gpu.address, 'error': error})
+            with (self._said.noted(
+                    LOG.warning, f'The claims on GPU {gpu.address} are not '
+                    'rebuilt', gpu.address),
+                  locks.gpu(self._records.state_path, gpu.address)):
+                if not self._records.peek(gpu.address).claims_lost:
+                    continue
+                now = self._host.gpu(gpu.address)
+                claims = self._found(now, requests)
+                if self._host.is_linked(now):
+                    claims += self._whole(now, requests)
+                self._records.rebuilt(gpu.address, claims)
+                found[gpu.address] = claims
         self._say_found(found, requests)
-        self._said.keep({tuple(found), *skipped} if skipped else ())
         return list(found)
 
     def _say_found(self, found: Mapping[model.PciAddress,
@@ -99,8 +92,7 @@ class Rebuilder:
         if lacking:
             text += (f'; the GPU instances of {", ".join(lacking)} are not '
                      'known, and are kept when these handles are unbound')
-        # Until all are rebuilt, a GPU without claims may be found again.
-        if found and self._said.is_new(text, tuple(found)):
+        if found:
             LOG.warning('Recovered lost claims from the hardware%(source)s: '
                         '%(text)s', {
                             'source': '' if requests is None else
@@ -127,19 +119,20 @@ class Rebuilder:
     def _found(self, gpu: model.Gpu, requests: reconcile.Requests | None
                ) -> list[gpu_record.Claim]:
         record = self._records.read(gpu.address)
-        bare = bare_claims(
-            gpu, self._host.offers(gpu), requests,
-            {claim.handle for claim in record.claims}, record.fixed.types)
         try:
-            running = usage.guests(self._machine, gpu) if bare else ()
+            running = usage.guests(self._machine, gpu)
         except exception.NvmlError as error:
             LOG.info('Cannot find out which GPU instances the virtual '
                      'machines on GPU %(gpu)s use: %(error)s',
                      {'gpu': gpu.address, 'error': error})
             running = ()
+        bare = bare_claims(
+            gpu, self._host.offers(gpu), requests,
+            {claim.handle for claim in record.claims}, record.fixed.types,
+            running)
         boot = self._machine.boot_id()
         return [dataclasses.replace(claim, boot=boot) for claim in placed(
-            gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
+            gpu, bare, self._host.offers(gpu), running,
             record.owned_instances)]
 
     def _whole(self, gpu: model.Gpu, requests: reconcile.Requests | None
@@ -179,9 +172,13 @@ class Rebuilder:
 
 def bare_claims(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
                 requests: reconcile.Requests | None, known: Collection[str],
-                fixed: Collection[model.PciAddress]
+                fixed: Collection[model.PciAddress],
+                running: Sequence[usage.GuestVgpu] = ()
                 ) -> list[gpu_record.Claim]:
     """The claims of a GPU, without the GPU instances below. Pure.
+
+    The placement id of an mdev without a virtual machine is unknown. NVML
+    does not know it either, and may give that placement to another vGPU.
 
     :param known: handles that have a claim already.
     :param fixed: functions whose vGPUs are left to Nova.
@@ -199,14 +196,16 @@ def bare_claims(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
                  if vgpu.uuid is not None
                  and (requests is None or vgpu.uuid in requested)]
     # Without mixed sizes, the driver chooses the placements.
-    places = {vf.address: vf.placement_id for vf in gpu.vfs
-              if gpu.mixed_sizes}
+    places: dict[str | None, int | None] = {
+        **{str(vf.address): vf.placement_id for vf in gpu.vfs},
+        **{guest.uuid: guest.placement_id for guest in running}
+    } if gpu.mixed_sizes else {}
     return [
         gpu_record.Claim(
             handle=handle, gpu=gpu.address, function=vgpu.function,
             mdev_type=vgpu.type_id, phase=gpu_record.Phase.BOUND, vfio=vfio,
             profile=by_type[vgpu.type_id].profile,
-            vgpu_placement=places.get(vgpu.function))
+            vgpu_placement=places.get(vgpu.name))
         for handle, vgpu in there
         if vgpu is not None and vgpu.type_id in by_type
         and handle not in known and vgpu.function not in fixed]
@@ -254,19 +253,6 @@ def placed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
         placement=below[claim.handle].placement,
         instance_id=below[claim.handle].instance_id)
         if claim.handle in below else claim for claim in bare]
-
-
-def mixed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
-          running: Sequence[usage.GuestVgpu]) -> list[gpu_record.Claim]:
-    """Claims with the placement ids that NVML reports for guests. Pure.
-
-    The placement id of an mdev without a virtual machine is unknown. NVML
-    does not know it either, and may give that placement to another vGPU.
-    """
-    told = {vgpu.uuid: vgpu.placement_id for vgpu in running
-            if gpu.mixed_sizes and vgpu.uuid}
-    return [dataclasses.replace(claim, vgpu_placement=told[claim.handle])
-            if claim.handle in told else claim for claim in bare]
 
 
 def _guessed(instances: Sequence[model.GpuInstance],

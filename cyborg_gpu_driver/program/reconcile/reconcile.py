@@ -83,7 +83,7 @@ class Reconciler:
         self._since: dict[tuple, float] = {}
         self._unrepaired = log_once.LogOnce()
         self._failure = log_once.LogOnce()
-        self._named: dict[tuple, reconcile.Difference] = {}
+        self._named = log_once.LogOnce()
         self._count = 0
         self.left: tuple[reconcile.Kind, ...] = ()
         """The differences that the last :meth:`look` did not repair."""
@@ -106,27 +106,32 @@ class Reconciler:
         """
         self.repaired = ()
         self._connections.look()
-        try:
+        # The report of the GPUs must not depend on it.
+        with self._failure.noted(
+                LOG.warning, 'Could not compare the binds of this host'):
             if lost and self._rebuilder.rebuild():
                 # A rebuilt claim lacks the partition of its vGPU.
                 self._connections.look()
-            now, compared = self._compare()
-        except Exception as error:
-            # The report of the GPUs must not depend on it.
-            if self._failure.is_new(str(error)):
-                LOG.warning('Could not compare the binds of this host: %s',
-                            error,
-                            exc_info=not isinstance(
-                                error, exception.GpuDriverError))
-            return
-        self._failure.over()
+            self._follow(*self._compare())
+
+    def _follow(self, now: Iterable[reconcile.Difference],
+                compared: Mapping[model.PciAddress, desired.Facts | None]
+                ) -> None:
+        """Log and repair what differs now and has lasted long enough."""
         seen = {item.key: item for item in now}
         self._last = {
             key: item for key, item in self._last.items()
             if item.gpu in compared and not desired.could_find(
                 compared[item.gpu], item.kind)} | seen
         found = self._due(self._last.values())
-        self._name(found)
+        keys = {item.key for item in found}
+        self._named.keep(keys)
+        self._unrepaired.keep(keys)
+        for item in found:
+            if self._named.is_new(item.text, item.key):
+                LOG.warning('GPU %(gpu)s: %(text)s. What to do: %(remedy)s.',
+                            {'gpu': item.gpu, 'text': item.text,
+                             'remedy': item.remedy})
         repaired = [item for item in found
                     if item.key in seen and self._repaired(item)]
         self.repaired = tuple(item.kind for item in repaired)
@@ -233,29 +238,14 @@ class Reconciler:
         """Whether a difference is repaired now."""
         if not difference.safe or difference.by_report:
             return False
-        try:
+        with self._unrepaired.noted(
+                LOG.warning, f'GPU {difference.gpu}: could not repair '
+                f'{difference.subject}', difference.key):
             done = self.repair(difference)
-        except Exception as error:
-            if self._unrepaired.is_new(str(error), difference.key):
-                LOG.warning('GPU %(gpu)s: could not repair %(subject)s: '
-                            '%(error)s', {'gpu': difference.gpu,
-                                          'subject': difference.subject,
-                                          'error': error})
-            return False
-        LOG.info('GPU %(gpu)s: %(done)s', {'gpu': difference.gpu,
-                                           'done': done})
-        return True
-
-    def _name(self, found: Iterable[reconcile.Difference]) -> None:
-        """Log new differences; one that recurs is new."""
-        for difference in found:
-            before = self._named.get(difference.key)
-            if before is None or before.text != difference.text:
-                LOG.warning('GPU %(gpu)s: %(text)s. What to do: %(remedy)s.',
-                            {'gpu': difference.gpu, 'text': difference.text,
-                             'remedy': difference.remedy})
-        self._named = {difference.key: difference for difference in found}
-        self._unrepaired.keep(self._named)
+            LOG.info('GPU %(gpu)s: %(done)s', {'gpu': difference.gpu,
+                                               'done': done})
+            return True
+        return False
 
     def _tell_count(self, count: int) -> None:
         if count == self._count:

@@ -65,9 +65,19 @@ def _gpu(mdevs=(), instances=0, **changes):
 
 class EntriesTest(base.BaseTestCase):
 
-    def entries(self, gpu, claims=None, known=(), fixed=()):
+    def entries(self, gpu, claims=None, **more):
         return {entry.handle: entry for entry in rebuild.bare_claims(
-            gpu, [_offer()], claims, known, fixed)}
+            gpu, [_offer()], claims, **{'known': (), 'fixed': (), **more})}
+
+    def test_placement_ids_of_what_runs(self):
+        mdevs = [(1, 'nvidia-1'), (2, 'nvidia-1')]
+        running = [usage.GuestVgpu('nvidia-1', _uuid(2), placement_id=3)]
+        for mixed, placement in ((True, 3), (False, None)):
+            self.assertEqual(
+                {_uuid(1): _entry(1),
+                 _uuid(2): _entry(2, vgpu_placement=placement)},
+                self.entries(_gpu(mdevs, mixed_sizes=mixed),
+                             running=running))
 
     def test_mdevs_of_offered_types(self):
         gpu = _gpu([(1, 'nvidia-1'), (2, 'nvidia-2')])
@@ -162,17 +172,6 @@ class PlacedTest(base.BaseTestCase):
     def test_time_sliced_ones_have_none(self):
         self.assertEqual([None], self.placed(
             [_entry(1)], 1, [_offer(gi_profile_id=None)]))
-
-
-class MixedTest(base.BaseTestCase):
-
-    def test_placement_ids_of_what_runs(self):
-        entries = [_entry(1), _entry(2)]
-        running = [usage.GuestVgpu('nvidia-1', _uuid(2), placement_id=3)]
-        self.assertEqual(
-            [_entry(1), _entry(2, vgpu_placement=3)],
-            rebuild.mixed(_gpu(mixed_sizes=True), entries, running))
-        self.assertEqual(entries, rebuild.mixed(_gpu(), entries, running))
 
 
 class RebuilderTest(binder_case.BinderCase):
