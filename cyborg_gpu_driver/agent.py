@@ -276,17 +276,12 @@ class Agent(node.Node):
     def _make_ready(self, host: model.Host) -> model.Host:
         """Prepare idle GPUs for their policies; return the host after that.
 
-        Unused fixed vGPUs of a former policy are removed first, because they
-        would keep the GPU from being idle. GPUs that servers have through
-        Cyborg's own driver are left alone.
+        GPUs that servers have through Cyborg's own driver are left alone.
         """
-        for act in (self.fixed.release, self.preparer.prepare,
-                    self.fixed.make):
-            outcomes = [act(gpu) for gpu in host.gpus
-                        if gpu.address not in self._others]
-            if any(outcome.done for outcome in outcomes):
-                host = self.live.refresh()
-        return host
+        outcomes = [self.preparer.prepare(gpu) for gpu in host.gpus
+                    if gpu.address not in self._others]
+        return (self.live.refresh()
+                if any(outcome.done for outcome in outcomes) else host)
 
     def _offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
         """What a GPU offers; logs what it cannot offer."""

@@ -161,7 +161,7 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def preparer(self) -> prepare.Preparer:
         return prepare.Preparer(
-            self.transactions, self.settings, self.health, self)
+            self.transactions, self.settings, self.health, self, self.fixed)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:

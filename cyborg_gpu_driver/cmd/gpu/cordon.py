@@ -187,12 +187,11 @@ class PrepareGpu(output.Lister):
             machine.check_root()
         gpus = ([_named(machine, text) for text in parsed_args.gpu]
                 or [gpu for gpu in machine.gpus if not machine.ignores(gpu)])
-        act = _planned if parsed_args.dry_run else _prepared
-        # NVML cannot tell what a GPU needs that has failed.
-        rows = [_prepared_row(gpu, [], [condition.obstacle(gpu)
-                                        or '; '.join(gpu.problems)], '')
-                if condition.is_failed(gpu) else act(machine, gpu)
-                for gpu in gpus]
+        act, done = (
+            (machine.preparer.plan, 'to be made ready')
+            if parsed_args.dry_run
+            else (machine.preparer.prepare, 'made ready'))
+        rows = [_prepared_row(gpu, act, done) for gpu in gpus]
         self.code = int(any(row[2] == _NOT_READY for row in rows))
         return ('address', 'steps', 'result', 'reason'), rows
 
@@ -200,31 +199,13 @@ class PrepareGpu(output.Lister):
 _NOT_READY = 'not ready'
 
 
-def _planned(machine, gpu):
-    readied, made = machine.preparer.plan(gpu), machine.fixed.plan(gpu)
-    return _prepared_row(gpu, [*readied.done, *made.done],
-                         [readied.reason, made.reason], 'to be made ready')
-
-
-def _prepared(machine, gpu):
-    released = machine.fixed.release(gpu)
-    readied = machine.preparer.prepare(_now(machine, gpu))
-    made = machine.fixed.make(_now(machine, gpu))
-    return _prepared_row(gpu, [*released.done, *readied.done, *made.done],
-                         [released.reason, readied.reason, made.reason],
-                         'made ready')
-
-
-def _now(machine, gpu):
-    try:
-        return machine.reader.gpu(gpu.address)
-    except exception.UnknownGpu:
-        return gpu
-
-
-def _prepared_row(gpu, steps, reasons, done):
-    reason = '; '.join(filter(None, reasons))
+def _prepared_row(gpu, act, done):
+    if condition.is_failed(gpu):
+        # NVML cannot tell what such a GPU needs.
+        steps, reason = [], condition.obstacle(gpu) or '; '.join(gpu.problems)
+    else:
+        outcome = act(gpu)
+        steps, reason = outcome.done, outcome.reason
     result = done if steps else 'ready'
     return (str(gpu.address), output.Names(steps),
-            _NOT_READY if reason else result,
-            output.Optional(reason or None))
+            _NOT_READY if reason else result, output.Optional(reason or None))

@@ -9,8 +9,6 @@ same type after a reboot, and under another policy that still wants that type.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 
@@ -23,7 +21,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.planning import desired
-from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.program.steps import vfio
@@ -37,42 +34,27 @@ class FixedVgpus:
     """Creates and removes fixed vGPUs."""
 
     def __init__(self, transactions: transaction.Transactions,
-                 settings: policies.Settings,
-                 clock: Callable[[], float] = time.monotonic):
+                 settings: policies.Settings):
         self._machine = transactions.machine
         self._reader = transactions.reader
         self._transactions = transactions
         self._settings = settings
         self._records = transactions.records
-        self._making = prepare.Backoff(clock)
-        self._releasing = prepare.Backoff(clock)
 
-    def plan(self, gpu: model.Gpu) -> prepare.Outcome:
+    def plan(self, gpu: model.Gpu) -> tuple[change.Step, ...]:
         """The steps that are left on a GPU; changes nothing."""
-        if not self._settings.prepare or self._settings.ignores(gpu):
-            return prepare.Outcome(gpu.address)
-        try:
-            record = self._records.read(gpu.address).fixed
-            steps = _removal(self._unwanted(gpu, record), record)
-            governing = self._ready_policy(gpu)
-            if governing is not None:
-                steps += self._creation(gpu, fixed.plan(gpu, governing,
-                                                        record.types))
-        except exception.GpuDriverError as error:
-            return prepare.Outcome(gpu.address, reason=str(error))
-        return prepare.Outcome(gpu.address, tuple(steps))
+        if not self._is_ours(gpu):
+            return ()
+        record = self._records.read(gpu.address).fixed
+        steps = _removal(self._unwanted(gpu, record), record)
+        governing = self._ready_policy(gpu)
+        if governing is not None:
+            steps += self._creation(gpu, fixed.plan(gpu, governing,
+                                                    record.types))
+        return tuple(steps)
 
-    def release(self, gpu: model.Gpu) -> prepare.Outcome:
-        """Remove recorded fixed vGPUs that are unwanted. Never raises."""
-        return self._releasing.attempt(gpu.address,
-                                       lambda _: self._release(gpu))
-
-    def make(self, gpu: model.Gpu) -> prepare.Outcome:
-        """Create the vGPUs that the policy wants, if the GPU is ready.
-
-        Never raises. Creates all of them or, if one fails, none.
-        """
-        return self._making.attempt(gpu.address, lambda _: self._make(gpu))
+    def _is_ours(self, gpu: model.Gpu) -> bool:
+        return self._settings.prepare and not self._settings.ignores(gpu)
 
     def _policy(self, gpu: model.Gpu) -> policy.Policy | None:
         """The policy that gives a GPU fixed vGPUs; None if none does."""
@@ -83,17 +65,21 @@ class FixedVgpus:
 
     # Removal
 
-    def _release(self, gpu: model.Gpu) -> prepare.Outcome:
+    def release(self, gpu: model.Gpu, taken: list[change.Step]) -> str:
+        """Remove recorded fixed vGPUs that are unwanted.
+
+        :param taken: the steps that were taken are added to it.
+        :returns: why some were not removed, or ``''``.
+        """
         record = self._records.read(gpu.address).fixed
-        if (not self._settings.prepare or self._settings.ignores(gpu)
-                or record.is_empty
-                or not (self._unwanted(gpu, record)
-                        or self._is_left_over(gpu, record))):
-            return prepare.Outcome(gpu.address)
+        if not self._is_ours(gpu) or record.is_empty or not (
+                self._unwanted(gpu, record)
+                or self._is_left_over(gpu, record)):
+            return ''
         with self._transactions.lock(gpu.address):
             now = self._reader.complete_gpu(gpu.address)
             record = self._records.read(gpu.address).fixed
-            taken, blocked = self._transactions.take_idle(
+            cleared, blocked = self._transactions.take_idle(
                 now, _removal(self._unwanted(now, record), record), {})
             now = self._transactions.read(
                 self._reader.complete_gpu(gpu.address))
@@ -108,8 +94,8 @@ class FixedVgpus:
                 record, instances=frozenset(
                     item for item in record.instances
                     if item.placement not in places)))
-            return prepare.Outcome(gpu.address, (*taken, *gone),
-                                   '; '.join((*blocked, *refused)))
+            taken.extend((*cleared, *gone))
+            return '; '.join((*blocked, *refused))
 
     def _unwanted(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
                   ) -> tuple[model.PciAddress, ...]:
@@ -168,30 +154,31 @@ class FixedVgpus:
 
     def _ready_policy(self, gpu: model.Gpu) -> policy.Policy | None:
         """The policy to create vGPUs for; None if the GPU needs none now."""
-        if (not self._settings.prepare
+        if (not self._is_ours(gpu)
                 or gpu.framework is not model.Framework.VENDOR_VFIO
                 or not _READY.issuperset(readiness.actions(
                     gpu, self._settings.wants(gpu)))):
             return None
         return self._policy(gpu)
 
-    def _make(self, gpu: model.Gpu) -> prepare.Outcome:
+    def make(self, gpu: model.Gpu, taken: list[change.Step]) -> str:
+        """Create the vGPUs that the policy wants, if the GPU is ready.
+
+        :param taken: the steps are added to it after all were taken.
+        :raises ChangeFailed: if one fails; none is created then.
+        """
         governing = self._ready_policy(gpu)
-        if governing is None:
-            return prepare.Outcome(gpu.address)
-        known = self._records.read(gpu.address)
-        if known.change is None and not _missing(gpu, fixed.plan(
-                gpu, governing, known.fixed.types)):
-            return prepare.Outcome(gpu.address)
+        if governing is None or not _missing(gpu, fixed.plan(
+                gpu, governing, self._records.read(gpu.address).fixed.types)):
+            return ''
         with self._transactions.lock(gpu.address):
-            self._transactions.finish(gpu)
             now = self._transactions.read(
                 self._reader.complete_gpu(gpu.address))
             record = self._records.read(gpu.address).fixed
             planned = fixed.plan(now, governing, record.types)
             missing = _missing(now, planned)
             if not missing:
-                return prepare.Outcome(gpu.address)
+                return ''
             steps = self._creation(now, planned)
 
             def check(_gpu: model.Gpu) -> None:
@@ -208,7 +195,8 @@ class FixedVgpus:
                     {**record.types, **{
                         item.function: item.type_id for item in missing}},
                     record.instances | frozenset(planned.instances))})
-            return prepare.Outcome(gpu.address, tuple(steps))
+            taken.extend(steps)
+            return ''
 
     def _creation(self, gpu: model.Gpu, planned: fixed.FixedPlan
                   ) -> list[change.Step]:

@@ -4,9 +4,11 @@
 
 :mod:`cyborg_gpu_driver.partition.readiness` determines the steps from the
 GPU's current state. The preparer takes a step, reads the GPU again and
-determines the steps anew, until none is left. It never touches anything in
-use: it names what keeps a GPU from being made ready, and leaves the GPU as
-it is.
+determines the steps anew, until none is left. Fixed vGPUs of a former policy
+are removed before that, because they would keep the GPU from being idle; those
+of the policy are created after that. The preparer never touches anything in
+use: it names what keeps a GPU from being made ready, and leaves the GPU as it
+is.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.program.steps import vfio
@@ -64,50 +67,6 @@ class Outcome:
                 *map(str, self.steps))
 
 
-class Backoff:
-    """Attempts at one action on each GPU, and their outcomes.
-
-    An outcome whose reason differs from the last one is logged.
-
-    :param clock: a monotonic clock, in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]):
-        self._clock = clock
-        self._failed: dict[model.PciAddress, tuple[float, Outcome]] = {}
-        self._said = log_once.LogOnce()
-
-    def attempt(self, address: model.PciAddress,
-                act: Callable[[list[change.Step]], Outcome]) -> Outcome:
-        """Try the action, unless it failed on this GPU in the last minute.
-
-        :param act: appends each step to its argument before it is taken, and
-            raises if the action fails.
-        """
-        when, failed = self._failed.pop(address, (0.0, None))
-        if failed is not None and self._clock() < when + _PAUSE:
-            self._failed[address] = when, failed
-            return failed
-        taken: list[change.Step] = []
-        try:
-            outcome = act(taken)
-        except Exception as error:
-            if not isinstance(error, exception.GpuDriverError):
-                # For example of oslo.privsep, if its daemon does not start.
-                # The report of the GPUs must not depend on it.
-                LOG.exception('GPU %s', address)
-            outcome = Outcome(address, tuple(taken), ': '.join(
-                map(str, (*taken[-1:], error))))
-            self._failed[address] = self._clock(), outcome
-        if not outcome.reason:
-            self._said.over(address)
-        elif self._said.is_new(outcome.reason, address):
-            LOG.warning(
-                'GPU %(gpu)s does not match its policy: %(reason)s',
-                {'gpu': address, 'reason': outcome.reason})
-        return outcome
-
-
 class Preparer:
     """Makes GPUs ready for their policies.
 
@@ -117,7 +76,7 @@ class Preparer:
 
     def __init__(self, transactions: transaction.Transactions,
                  settings: policies.Settings, gpu_health: health.GpuHealth,
-                 cloud: services.Services,
+                 cloud: services.Services, fixed_vgpus: fixed.FixedVgpus,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = transactions.machine
         self._reader = transactions.reader
@@ -126,23 +85,79 @@ class Preparer:
         self._health = gpu_health
         self._cloud = cloud
         self._records = transactions.records
-        self._backoff = Backoff(clock)
+        self._fixed = fixed_vgpus
+        self._clock = clock
+        self._failed: dict[model.PciAddress, tuple[float, Outcome]] = {}
+        """The GPUs of failed attempts: when they ended, and how."""
+        self._said = log_once.LogOnce()
         self._tried: set[tuple[model.PciAddress, policy_module.Mode]] = set()
         """Roles that this process does not try again."""
 
     def plan(self, gpu: model.Gpu) -> Outcome:
         """The steps that are left on a GPU, and what prevents them."""
         steps = readiness.steps(gpu, self._wants_anew(gpu)(gpu))
-        return Outcome(gpu.address, steps, self._in_the_way(
-            gpu, steps) if steps else '')
+        reasons = [self._in_the_way(gpu, steps) if steps else '']
+        try:
+            steps += self._fixed.plan(gpu)
+        except exception.GpuDriverError as error:
+            reasons.append(str(error))
+        return Outcome(gpu.address, steps, _joined(reasons))
 
     def prepare(self, gpu: model.Gpu) -> Outcome:
-        """Make one GPU ready, if it is idle. Never raises."""
-        return self._backoff.attempt(
-            gpu.address, lambda taken: self._prepare(gpu, taken))
+        """Make one GPU ready, as far as it is idle. Never raises.
 
-    def _prepare(self, gpu: model.Gpu, taken: list[change.Step]
-                 ) -> Outcome:
+        A GPU on which something failed in the last minute is left alone. A
+        reason that differs from the last one of the GPU is logged.
+        """
+        address = gpu.address
+        when, failed = self._failed.pop(address, (0.0, None))
+        if failed is not None and self._clock() < when + _PAUSE:
+            self._failed[address] = when, failed
+            return failed
+        outcome, has_failed = self._attempt(gpu)
+        if has_failed:
+            self._failed[address] = self._clock(), outcome
+        if not outcome.reason:
+            self._said.over(address)
+        elif self._said.is_new(outcome.reason, address):
+            LOG.warning(
+                'GPU %(gpu)s does not match its policy: %(reason)s',
+                {'gpu': address, 'reason': outcome.reason})
+        return outcome
+
+    def _attempt(self, gpu: model.Gpu) -> tuple[Outcome, bool]:
+        """Make one GPU ready; return also whether something failed."""
+        taken: list[change.Step] = []
+        reasons: list[str] = []
+        rolled_back = has_failed = False
+
+        def recover(gpu: model.Gpu, taken: list[change.Step]) -> str:
+            nonlocal rolled_back
+            rolled_back = self._roll_back(gpu)
+            return ''
+
+        for act in (recover, self._fixed.release, self._make_ready,
+                    self._fixed.make):
+            before = len(taken)
+            try:
+                if rolled_back or taken:
+                    gpu = self._reader.gpu(gpu.address)
+                reasons.append(act(gpu, taken))
+            except Exception as error:
+                if not isinstance(error, exception.GpuDriverError):
+                    # For example of oslo.privsep, if its daemon does not
+                    # start. The report of the GPUs must not depend on it.
+                    LOG.exception('GPU %s', gpu.address)
+                has_failed = True
+                reasons.append(': '.join(map(
+                    str, (*taken[before:][-1:], error))))
+                if act is recover:
+                    break
+        return Outcome(gpu.address, tuple(taken), _joined(reasons),
+                       rolled_back), has_failed
+
+    def _roll_back(self, gpu: model.Gpu) -> bool:
+        """Roll back what a dead process left; return whether it left any."""
         rolled_back = False
         if (self._settings.prepare
                 and self._records.read(gpu.address).change is not None):
@@ -152,21 +167,25 @@ class Preparer:
             with self._transactions.lock(gpu.address):
                 rolled_back |= vfio.roll_back(
                     self._machine, self._reader.gpu(gpu.address))
-        if rolled_back:
-            gpu = self._reader.gpu(gpu.address)
+        return rolled_back
+
+    def _make_ready(self, gpu: model.Gpu, taken: list[change.Step]) -> str:
+        """Take all steps that a GPU needs.
+
+        :returns: why the steps cannot be taken, or ``''``.
+        """
         unread = self._unread(gpu)
         if not unread and not readiness.steps(
                 gpu, self._wants_anew(gpu)(gpu)):
-            return Outcome(gpu.address, rolled_back=rolled_back)
+            return ''
         with (self._cloud.partitioning(gpu.address) if unread
               else contextlib.nullcontext('')) as reason:
-            if not reason:
-                with self._transactions.lock(gpu.address):
-                    reason = self._make_ready(gpu.address, bool(unread),
-                                              taken)
-        return Outcome(gpu.address, tuple(taken), reason, rolled_back)
+            if reason:
+                return reason
+            with self._transactions.lock(gpu.address):
+                return self._take_steps(gpu.address, bool(unread), taken)
 
-    def _make_ready(self, address: model.PciAddress, is_unread: bool,
+    def _take_steps(self, address: model.PciAddress, is_unread: bool,
                     taken: list[change.Step]) -> str:
         """Take all steps that a GPU needs.
 
@@ -300,3 +319,7 @@ class Preparer:
         except Exception as error:
             return f'it is not known whether it is idle: {error}'
         return 'in use: ' + ', '.join(found) if found else ''
+
+
+def _joined(reasons: Iterable[str]) -> str:
+    return '; '.join(filter(None, reasons))

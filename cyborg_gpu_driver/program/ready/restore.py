@@ -113,10 +113,10 @@ class Restorer:
                         self._machine, claim)
                     if step:
                         done.append(str(step))
-        made = self._fixed.make(gpu)
-        done.extend(made.done)
-        if made.reason:
-            failed.append(made.reason)
+        taken: list[change.Step] = []
+        with _noted(failed, 'fixed vGPUs'):
+            self._fixed.make(gpu, taken)
+        done.extend(map(str, taken))
         if failed:
             raise exception.ChangeFailed(
                 f'GPU {gpu.address}: not everything was restored: '

@@ -231,8 +231,8 @@ class KillCase(base.BaseTestCase):
         host_reader = reader.HostReader(machine)
         outcome = prepare.Preparer(
             transaction.Transactions(machine, host_reader, self.state_path),
-            running.settings, running.health, services.Services()).prepare(
-                host_reader.snapshot().gpus[0])
+            running.settings, running.health, services.Services(),
+            running.fixed).prepare(host_reader.snapshot().gpus[0])
         self.assertEqual('', outcome.reason)
 
     def handle(self, running, handle):

@@ -63,10 +63,7 @@ class ReadyCase(base.BaseTestCase):
         node.cloud.claimed = lambda _: self.servers
         self.transactions = node.transactions
         self.preparer = node.preparer
-        self.fixed = node.fixed
-        for backoff in (self.preparer._backoff, self.fixed._making,
-                        self.fixed._releasing):
-            backoff._clock = lambda: self.now
+        self.preparer._clock = lambda: self.now
 
     def gpu(self):
         return self.reader.snapshot().gpu(self.address)

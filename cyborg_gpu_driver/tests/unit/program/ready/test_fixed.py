@@ -8,7 +8,6 @@ import errno
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -30,10 +29,8 @@ class FixedCase(ready_case.ReadyCase):
             self.govern(mode, **options)
         else:
             self.start()
-        self.released = self.fixed.release(self.gpu())
-        self.prepared = self.prepare()
-        self.made = self.fixed.make(self.gpu())
-        return self.made
+        self.outcome = self.prepare()
+        return self.outcome
 
     def reboot(self):
         self.machine.reboot()
@@ -45,9 +42,8 @@ class TimeSlicedTest(FixedCase):
     def test_the_lowest_functions_once(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 2),))
         self.assertEqual({0: _12Q, 1: _12Q}, self.vgpus())
-        self.assertEqual(2, len(self.made.done))
         self.assertEqual((), self.ready().done)
-        self.assertEqual('', self.made.reason)
+        self.assertEqual('', self.outcome.reason)
 
     def test_the_same_functions_after_a_reboot_and_another_policy(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 3),))
@@ -62,18 +58,19 @@ class TimeSlicedTest(FixedCase):
 
     def test_no_type_is_left_for_which_there_is_no_room(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 5),))
-        self.assertIn('at most 4', self.made.reason)
+        self.assertIn('at most 4', self.outcome.reason)
         self.ready(fixed_vgpus=(('L40S-12Q', 1), ('L40S-24Q', 1)))
-        self.assertIn('several framebuffer sizes', self.made.reason)
+        self.assertIn('several framebuffer sizes', self.outcome.reason)
         self.assertEqual({}, self.vgpus())
 
     def test_mixed_sizes(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 2), ('L40S-24Q', 1)),
                    mixed_sizes=True)
-        self.assertEqual('', self.made.reason)
+        self.assertEqual('', self.outcome.reason)
         self.assertEqual({0: _12Q, 1: _12Q, 2: _24Q}, self.vgpus())
         # The largest ones come first, because they have the fewest places.
-        self.assertIn('24Q', self.made.done[0])
+        made = [words for words in self.outcome.done if 'L40S' in words]
+        self.assertIn('24Q', made[0])
         with self.machine.operation():
             self.assertEqual(
                 {f'vgpu-placement-id={vgpu.placement}'
@@ -101,10 +98,9 @@ class TimeSlicedTest(FixedCase):
 
     def test_not_before_the_gpu_is_ready(self):
         self.govern('vgpu', fixed_vgpus=(('L40S-12Q', 2),))
-        self.assertEqual((), self.fixed.make(self.gpu()).done)
         self.machine.add_process(str(self.address), 4711)
-        self.assertEqual(((), ''), (self.ready().done, self.made.reason))
-        self.assertIn('4711', self.prepared.reason)
+        self.assertEqual((), self.ready().done)
+        self.assertIn('4711', self.outcome.reason)
 
     def test_lists_are_read_again_after_each_write(self):
         """The driver's list of types is valid only until the next write."""
@@ -123,13 +119,14 @@ class SlicedTest(FixedCase):
 
     def test_instances_before_types(self):
         self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4), ('DC-1-24Q', 1)))
-        self.assertEqual('', self.made.reason)
+        self.assertEqual('', self.outcome.reason)
         self.assertEqual([1555] * 4 + [1561],
                          [self.vgpus()[index] for index in range(5)])
         self.assertEqual(3, len(self.cuts()))
         self.assertEqual(
             ['instance'] * 3 + ['vGPU'] * 5,
-            [words.split()[1] for words in self.made.done])
+            [words.split()[1] for words in self.outcome.done
+             if words.startswith('create')])
 
     def test_an_instance_goes_with_its_last(self):
         self.ready('mig', fixed_vgpus=(('DC-1-8Q', 4),))
@@ -163,20 +160,19 @@ class SlicedTest(FixedCase):
         self.reboot()
         self.govern('mig')
         self.prepare()
-        self.fixed.release(self.gpu())
         privileged.create_gpu_instance(str(self.address), profile_id, start,
                                        item.placement.size)
         self.ready('mig')
         self.assertEqual([(profile_id, start)], self.cuts())
 
     def test_what_the_driver_does_not_list_is_not_written(self):
-        self.govern('mig', fixed_vgpus=(('DC-1-24Q', 1),))
-        self.prepare()
+        self.ready('mig')
         number, _, _ = privileged.create_gpu_instance(str(self.address), 47,
                                                       0, 3)
         self.machine.add_process(str(self.address), 4711, number)
-        made = self.fixed.make(self.gpu())
-        self.assertIn('the driver cannot create DC-1-24Q', made.reason)
+        self.ready('mig', fixed_vgpus=(('DC-1-24Q', 1),))
+        self.assertIn('the driver cannot create DC-1-24Q',
+                      self.outcome.reason)
         self.assertEqual({}, self.vgpus())
 
     def test_another_mode(self):
@@ -184,11 +180,11 @@ class SlicedTest(FixedCase):
         vf = str(self.gpu().vfs[1].address)
         self.machine.start_guest(vf)
         self.ready('passthrough')
-        self.assertIn('in use', self.prepared.reason)
+        self.assertIn('in use', self.outcome.reason)
         self.assertEqual((True, len(self.gpu().vfs)), self.is_now())
         self.machine.stop_guest(vf)
         self.ready('passthrough')
-        self.assertEqual('', self.prepared.reason)
+        self.assertEqual('', self.outcome.reason)
         self.assertEqual((False, 0), self.is_now())
         self.assertTrue(store.of(self.state_path).read(
             self.address).fixed.is_empty)
@@ -205,14 +201,13 @@ class InUseTest(FixedCase):
                              'WARNING') as logs:
             for _ in range(3):
                 self.govern('vgpu', fixed_vgpus=(('L40S-12Q', 1),))
-                released = self.fixed.release(self.gpu())
-                self.assertIn(vf, released.reason)
+                self.assertIn(vf, self.prepare().reason)
                 self.assertEqual({0: _12Q, 1: _12Q}, self.vgpus())
             for _ in range(3):
-                self.fixed.release(self.gpu())
+                self.prepare()
         self.assertEqual(3, len(logs.output))
         self.machine.stop_guest(vf)
-        self.fixed.release(self.gpu())
+        self.prepare()
         self.assertEqual({0: _12Q}, self.vgpus())
 
     def test_device_that_is_or_may_be_open(self):
@@ -228,9 +223,9 @@ class InUseTest(FixedCase):
                                                 vfio_holders=holders)
             privileged.run_here(self.platform)
             self.ready(fixed_vgpus=(('L40S-24Q', 1),))
-            self.assertIn(words, self.released.reason)
+            self.assertIn(words, self.outcome.reason)
             self.assertIn('existing vGPUs that are not in fixed_vgpus',
-                          self.made.reason)
+                          self.outcome.reason)
             self.assertEqual({0: _12Q}, self.vgpus())
 
     def test_handle_of_the_journal(self):
@@ -260,12 +255,13 @@ class InUseTest(FixedCase):
         self.ready(fixed_vgpus=(('L40S-12Q', 1),))
         self.set_type(3, _12Q)
         self.ready(fixed_vgpus=(('L40S-12Q', 1),), mixed_sizes=True)
-        self.assertIn('in use', self.prepared.reason)
+        self.assertIn('in use', self.outcome.reason)
         self.assertEqual({0: _12Q, 3: _12Q}, self.vgpus())
         self.set_type(3, 0)
         self.ready(fixed_vgpus=(('L40S-12Q', 1),), mixed_sizes=True)
-        self.assertEqual([change.Action.MIXED_ON],
-                         [step.action for step in self.prepared.steps])
+        self.assertEqual(
+            ['DESTROY_VGPU', 'MIXED_ON', 'CREATE_VGPU'],
+            [step.action.name for step in self.outcome.steps])
         self.assertEqual({0: _12Q}, self.vgpus())
 
 
@@ -277,12 +273,11 @@ class FaultsTest(FixedCase):
 
     def setUp(self):
         super().setUp()
+        self.ready('mig')
         self.govern('mig', fixed_vgpus=self.wanted)
-        self.prepare()
 
     def fails(self):
-        made = self.fixed.make(self.gpu())
-        self.assertIn('the GPU is as it was before', made.reason)
+        self.assertIn('the GPU is as it was before', self.prepare().reason)
         self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
         self.assertTrue(store.of(self.state_path).read(
             self.address).fixed.is_empty)
@@ -290,7 +285,7 @@ class FaultsTest(FixedCase):
     def succeeds(self):
         self.machine.faults.clear()
         self.now += 60
-        self.assertEqual('', self.fixed.make(self.gpu()).reason)
+        self.assertEqual('', self.prepare().reason)
         self.assertEqual((5, 3), (len(self.vgpus()), len(self.cuts())))
 
     def test_each_write_in_both_ways(self):
@@ -321,7 +316,7 @@ class FaultsTest(FixedCase):
             self.machine.faults.fail_read('*/creatable_vgpu_types',
                                           errno.EIO, nth=nth + 1)
             self.now += 60
-            made = self.fixed.make(gpu)
+            made = self.preparer.prepare(gpu)
             self.machine.faults.clear()
             self.assertIn('the GPU is as it was before', made.reason)
             self.assertEqual(({}, []), (self.vgpus(), self.cuts()))
@@ -339,8 +334,7 @@ class FaultsTest(FixedCase):
     def test_what_cannot_be_undone_is_said_and_stays_ours(self):
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
                                        nth=3, times=None)
-        made = self.fixed.make(self.gpu())
-        self.assertIn('the rollback failed', made.reason)
+        self.assertIn('the rollback failed', self.prepare().reason)
         self.assertEqual(2, len(self.vgpus()))
         self.succeeds()
         self.ready('off')
