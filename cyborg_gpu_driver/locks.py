@@ -14,9 +14,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import Any
 
 from oslo_concurrency import lockutils
 
@@ -79,17 +79,6 @@ def _patience() -> float:
     return REPORT_SECONDS if left is None else max(0.0, left[0])
 
 
-def to_read(state_path: str, address: model.PciAddress
-         ) -> contextlib.AbstractContextManager:
-    """Hold one GPU as :func:`gpu` does, for a comparison with its record.
-
-    Without ``state_path``, nobody has held a GPU yet. Then a diagnosis
-    creates nothing.
-    """
-    return (gpu(state_path, address) if os.path.exists(state_path)
-            else contextlib.nullcontext())
-
-
 @contextlib.contextmanager
 def gpus(state_path: str, addresses: Iterable[model.PciAddress],
          seconds: float | None = None, purpose: str = '') -> Iterator[None]:
@@ -146,12 +135,25 @@ def _lock(state_path: str, name: str, what: str, seconds: float,
     with contextlib.ExitStack() as held:
         thread = _threads.get(path)
         file = lockutils.external_lock(name, lock_path=directory)
-        wait = _Wait(what, purpose, path)
+
+        def acquire(lock: Any) -> None:
+            """Acquire a lock before ``end``, and log a wait that is long."""
+            patience = max(0.0, end - time.monotonic())
+            if lock.acquire(timeout=min(patience, _SAY_SECONDS)):
+                return
+            if patience > _SAY_SECONDS:
+                LOG.warning('%s waits for %s, which %s holds', purpose, what,
+                            _holder(path))
+                if lock.acquire(timeout=max(0.0, end - time.monotonic())):
+                    return
+            raise exception.LockTimeout(what=what, holder=_holder(path),
+                                        seconds=f'{round(seconds, 1):g}')
+
         try:
-            _acquire(thread.acquire, end, seconds, wait)
+            acquire(thread)
             held.callback(thread.release)
             held.callback(_close, file)
-            _acquire(file.acquire, end, seconds, wait)
+            acquire(file)
             held.callback(file.release)
         except (OSError, threading.ThreadError) as error:
             raise exception.JournalError(
@@ -176,52 +178,18 @@ def _close(lock: lockutils.InterProcessLock) -> None:
         lock.lockfile.close()
 
 
-def _acquire(acquire: Callable[..., bool], end: float, seconds: float,
-             wait: _Wait) -> None:
-    """Acquire a lock before ``end``, and log a wait that takes long."""
-    left = max(0.0, end - time.monotonic())
-    if acquire(timeout=min(left, _SAY_SECONDS)):
-        return
-    if left > _SAY_SECONDS:
-        LOG.warning('%s', wait)
-        if acquire(timeout=max(0.0, end - time.monotonic())):
-            return
-    raise exception.LockTimeout(what=wait.what, holder=wait.holder(),
-                                seconds=f'{round(seconds, 1):g}')
-
-
-class _Wait:
-    """One wait for a lock, for people."""
-
-    def __init__(self, what: str, purpose: str, path: str):
-        self.what = what
-        self._purpose = purpose
-        self._path = path
-
-    def __str__(self) -> str:
-        return (f'{self._purpose} waits for {self.what}, which '
-                f'{self.holder()} holds')
-
-    def holder(self) -> str:
-        """Who holds the lock."""
-        purpose = _holders.get(self._path)
-        if purpose is not None:
-            return f'{purpose} (in this process)'
-        pid = _owner(self._path)
-        if pid is None:
-            return 'another process'
-        return f'process {pid} ({open_files.process_name(pid)})'
-
-
-def _owner(path: str) -> int | None:
-    """The process that has a file locked; None if that is not known."""
-    try:
+def _holder(path: str) -> str:
+    """Who holds a lock, for people."""
+    purpose = _holders.get(path)
+    if purpose is not None:
+        return f'{purpose} (in this process)'
+    with contextlib.suppress(OSError):
         found = os.stat(path)
-    except OSError:
-        return None
-    device = (f'{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:'
-              f'{found.st_ino}')
-    return next(iter(open_files.lock_holders('POSIX', device.__eq__)), None)
+        device = (f'{os.major(found.st_dev):02x}:'
+                  f'{os.minor(found.st_dev):02x}:{found.st_ino}')
+        for pid in open_files.lock_holders('POSIX', device.__eq__):
+            return f'process {pid} ({open_files.process_name(pid)})'
+    return 'another process'
 
 
 def _prepare(directory: str, name: str) -> None:

@@ -15,10 +15,10 @@ from cyborg_gpu_driver.cmd import context
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import vgpu_type
-from cyborg_gpu_driver.program.reconcile import orphans
 
 _UNKNOWN = '?'
 _NONE = 'none'
+_ORPHAN = {True: 'yes', False: 'no', None: _UNKNOWN}
 
 
 class ListVgpu(output.Lister):
@@ -46,7 +46,7 @@ class ListVgpu(output.Lister):
         rows = []
         for found in machine.vgpus.found():
             orphan = found.orphan(claimed)
-            if parsed_args.orphans and orphan is orphans.Orphan.NO:
+            if parsed_args.orphans and orphan is False:
                 continue
             if found.unknown:
                 output.say(f'{found.vgpu.name}: {found.unknown}')
@@ -54,7 +54,7 @@ class ListVgpu(output.Lister):
                 found.vgpu.name, str(found.gpu.address),
                 str(found.vgpu.function), _type(found), _instance(found),
                 found.owner or _NONE, found.guest.value,
-                *_request(found, claimed), orphan.value))
+                *_request(found, claimed), _ORPHAN[orphan]))
         return (('name', 'gpu', 'function', 'type', 'gpu_instance', 'owner',
                  'guest', 'server', 'arq', 'orphan'), rows)
 
@@ -95,7 +95,7 @@ class CleanVgpu(command.Command):
         live = {found.vgpu.name: found for found in vgpus.found()}
         if parsed_args.orphans:
             wanted = {name: found for name, found in live.items()
-                      if found.orphan(claimed) is not orphans.Orphan.NO}
+                      if found.orphan(claimed) is not False}
         else:
             wanted = {name: live.get(name)
                       for name in map(_name, parsed_args.name)}

@@ -37,13 +37,6 @@ class Guest(enum.Enum):
     UNKNOWN = '?'
 
 
-class Orphan(enum.Enum):
-    """Whether a vGPU has no owner."""
-    YES = 'yes'
-    NO = 'no'
-    UNKNOWN = '?'
-
-
 _USED = {Guest.RUNNING: 'a virtual machine runs on it',
          Guest.OPEN: 'its VFIO device is open'}
 
@@ -83,14 +76,15 @@ class Found:
             return self.unknown
         return ''
 
-    def orphan(self, claimed: Collection[str] | None) -> Orphan:
-        """Whether the vGPU has no owner; see :meth:`obstacle`."""
+    def orphan(self, claimed: Collection[str] | None) -> bool | None:
+        """Whether the vGPU has no owner; None if that is not known.
+
+        See :meth:`obstacle`.
+        """
         obstacle = self.obstacle(claimed)
         if obstacle and obstacle != self.unknown:
-            return Orphan.NO
-        if obstacle or claimed is None:
-            return Orphan.UNKNOWN
-        return Orphan.YES
+            return False
+        return None if obstacle or claimed is None else True
 
 
 class VgpuOrphans:

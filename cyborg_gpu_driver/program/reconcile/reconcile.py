@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -170,9 +171,14 @@ class Reconciler:
                                      for gpu in gpus})
         compared: dict[model.PciAddress, desired.Facts | None] = (
             dict.fromkeys(gpu.address for gpu in host.gpus))
+        # Without the directory, nobody has held a GPU yet. Then a diagnosis
+        # creates nothing.
+        path = self._records.state_path
+        hold = os.path.exists(path)
         for gpu in gpus:
-            with contextlib.suppress(exception.LockTimeout), \
-                    locks.to_read(self._records.state_path, gpu.address):
+            with (contextlib.suppress(exception.LockTimeout),
+                  locks.gpu(path, gpu.address) if hold
+                  else contextlib.nullcontext()):
                 claims = self._records.claims(gpu.address)
                 if (marks[gpu.address] != self._host.mark(gpu.address)
                         or claims != tuple(
