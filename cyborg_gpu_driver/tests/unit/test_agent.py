@@ -105,18 +105,18 @@ class TestAgent(AgentCase):
 
     def test_a_report_waits_once_for_all_held_gpus(self):
         asked = []
-        acquire = locks._acquire
+        lock = locks._lock
 
-        def note(lock, end, seconds, wait):
+        def note(path, name, what, seconds, purpose=''):
             asked.append(seconds)
-            acquire(lock, end, seconds, wait)
+            return lock(path, name, what, seconds, purpose)
 
         self.patch(locks, 'REPORT_SECONDS', 0.2)
         with contextlib.ExitStack() as held:
             for device in self.devices:
                 held.enter_context(locks.gpu(self.state_path,
                                              device.address))
-            self.patch(locks, '_acquire', note)
+            self.patch(locks, '_lock', note)
             thread = threading.Thread(target=self.agent.report)
             thread.start()
             thread.join()

@@ -175,11 +175,3 @@ class DurableTest(base.BaseTestCase):
                      for _ in range(2)}
             self.assertEqual(1, len(texts), texts)
             self.assertIn('check that its directory', *texts)
-
-    def test_leftovers_are_unfinished_writes_of_that_file(self):
-        durable.write(self.path, 'thing', 1, 1)
-        for name in ('file.json.x.new', 'other.json.x.new'):
-            with open(os.path.join(os.path.dirname(self.path), name), 'w'):
-                pass
-        self.assertEqual([self.path + '.x.new'],
-                         durable.leftovers(self.path))

@@ -63,24 +63,16 @@ class CordonsTest(base.BaseTestCase):
         self.assertFalse(os.path.exists(store.of(self.path).path(ONE)))
 
     def test_who_and_why_may_be_told_later(self):
-        self.disable(ONE)
-        self.disable(ONE, told=ANN)
-        self.assertEqual((ANN,), self.gpu_cordons.of(ONE))
-        # Once the reason is known, the gpu_cordons does not ask for it again.
-        self.disable(ONE, told=PLAIN)
-        self.assertEqual((ANN,), self.gpu_cordons.of(ONE))
-
-    def test_a_reason_of_nobody_is_known(self):
         nobody = dataclasses.replace(ANN, who='')
-        self.disable(ONE, told=nobody)
-        self.disable(ONE, told=PLAIN)
-        self.assertEqual((nobody,), self.gpu_cordons.of(ONE))
-
-    def test_an_operator_who_cordons_what_a_move_has_cordoned(self):
-        self.disable(ONE, told=dataclasses.replace(
-            ANN, reason=cordon.FOR_A_MOVE))
-        self.disable(ONE, told=ANN)
-        self.assertEqual((ANN,), self.gpu_cordons.of(ONE))
+        move = dataclasses.replace(ANN, reason=cordon.FOR_A_MOVE)
+        # Once the reason is known, it is not asked for again. That of a move
+        # gives way to that of an operator.
+        for told, known in (((None, ANN, PLAIN), ANN),
+                            ((nobody, PLAIN), nobody), ((move, ANN), ANN)):
+            for item in told:
+                self.disable(ONE, told=item)
+            self.assertEqual((known,), self.gpu_cordons.of(ONE))
+            self.disable()
 
     def test_the_first_cordon_on_the_host_stays(self):
         self.gpu_cordons.add(ONE, 'root', 'a fan')

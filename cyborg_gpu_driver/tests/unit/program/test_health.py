@@ -198,24 +198,6 @@ class ChecksTest(HealthCase):
         self.check(3)
         self.assertEqual(before, os.stat(self.path))
 
-    def test_permanent_is_more_than_transient(self):
-        self.event(94)
-        self.machine.set_remapped_rows(self.name, failed=True)
-        self.assertEqual(health.State.PERMANENT,
-                         self.check()[self.first].state)
-        self.assertEqual('REMAP_FAILED', self.trait())
-        self.assertEqual(2, len(self.said()))
-        self.gpu_health.reset_done(self.first)
-        self.assertEqual('REMAP_FAILED', self.trait())
-
-    def test_a_reset_cures(self):
-        self.event(79)
-        self.check(9)
-        self.gpu_health.reset_done(self.second)
-        self.gpu_health.reset_done(self.first)
-        self.assertIsNone(self.trait())
-        self.assertTrue(self.said('healthy again'))
-
     def test_a_restart_of_the_machine_cures(self):
         self.event(79)
         self.machine.reboot()
@@ -251,13 +233,6 @@ class ChecksTest(HealthCase):
         self.gpu_health.check(dataclasses.replace(host, gpus=(other,)))
         self.assertIsNone(self.trait())
 
-    def test_an_operator_says_that_it_is_well(self):
-        self.machine.set_remapped_rows(self.name, failed=True)
-        self.check()
-        self.start().replaced(self.first)
-        self.machine.set_remapped_rows(self.name)
-        self.assertFalse(self.check()[self.first].is_unhealthy)
-
     def test_statuses_change_nothing(self):
         self.event(94)
         self.machine.set_health(self.name, celsius=95)
@@ -273,18 +248,6 @@ class ChecksTest(HealthCase):
 
 
 class FileTest(HealthCase):
-
-    def test_an_agent_that_starts_again_knows(self):
-        self.event(79)
-        instance = self.cut(self.second, 5, 2, 2)
-        self.event(94, self.second, instance.instance_id)
-        before = self.said()
-        self.gpu_health = self.start()
-        self.assertEqual('XID_79', self.trait())
-        self.assertEqual({instance.placement},
-                         self.gpu_health.unhealthy_instances(self.second))
-        self.check()
-        self.assertEqual(before, self.said())
 
     def test_without_a_disk_it_goes_on_in_memory(self):
         self.state_path = os.path.join(self.state_path, 'file', 'below')

@@ -187,9 +187,3 @@ class LockTest(base.BaseTestCase):
 
     def record(self):
         return locks.record(self.state_path, _GPU)
-
-    def test_a_record_is_waited_for_too(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
-        with self.record():
-            self.assertRaises(exception.LockTimeout, self.record().__enter__)

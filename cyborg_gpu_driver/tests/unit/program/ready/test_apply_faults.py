@@ -137,19 +137,6 @@ class SingleFaults(Scenario):
                 self.assert_whole(error, what)
         self.assertGreater(undone, tried / len(_CODES))
 
-    def test_each_mutating_call_in_both_ways(self):
-        for symbol in layouts.MUTATING:
-            for nth in range(1, self.calls.count(symbol) + 1):
-                for after in (False, True):
-                    self.again()
-                    self.machine.faults.fail(
-                        symbol, pynvml.NVML_ERROR_UNKNOWN, nth=nth,
-                        after=after)
-                    error = self.try_change()
-                    self.assertIsNone(self.change_record())
-                    self.assert_whole(error, f'{symbol} {nth} {after}')
-
-
 class LastingFaults(Scenario):
     """From some call on every call fails, also during the rollback."""
 
@@ -277,16 +264,6 @@ class UnderstoodStates(Scenario):
             now, self.wanted(**self.after)).is_empty)
         self.assertIn('the rollback is blocked', str(self.change_record()))
         self.assertIs(apply.Status.CHANGED, self.change())
-
-    def test_apply_to_what_is_there_ends_the_record(self):
-        self.again()
-        self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
-        self.try_change()
-        self.machine.faults.clear()
-        self.assertIsNotNone(self.change_record())
-        self.apply(_3g_40gb=1)
-        self.apply(_3g_40gb=1)
-        self.assertIsNone(self.change_record())
 
     def test_instance_taken_meanwhile_stays(self):
         """The rollback does not destroy an instance that is in use by now."""

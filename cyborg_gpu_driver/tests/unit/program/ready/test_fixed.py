@@ -288,25 +288,18 @@ class FaultsTest(FixedCase):
         self.assertEqual('', self.prepare().reason)
         self.assertEqual((5, 3), (len(self.vgpus()), len(self.cuts())))
 
-    def test_each_write_in_both_ways(self):
-        for nth in range(1, 6):
-            for after in (False, True):
-                self.machine.faults.clear()
-                self.machine.faults.fail_write(
-                    '*/current_vgpu_type', errno.EIO, nth=nth, after=after)
-                self.now += 60
-                self.fails()
-        self.succeeds()
-
-    def test_each_instance_in_both_ways(self):
-        for nth in (1, 2, 3):
-            for after in (False, True):
-                self.machine.faults.clear()
-                self.machine.faults.fail(
-                    'nvmlDeviceCreateGpuInstanceWithPlacement',
-                    pynvml.NVML_ERROR_UNKNOWN, nth=nth, after=after)
-                self.now += 60
-                self.fails()
+    def test_each_call_in_both_ways(self):
+        faults = self.machine.faults
+        for fail, name, code, calls in (
+                (faults.fail_write, '*/current_vgpu_type', errno.EIO, 5),
+                (faults.fail, 'nvmlDeviceCreateGpuInstanceWithPlacement',
+                 pynvml.NVML_ERROR_UNKNOWN, 3)):
+            for nth in range(1, calls + 1):
+                for after in (False, True):
+                    faults.clear()
+                    fail(name, code, nth=nth, after=after)
+                    self.now += 60
+                    self.fails()
         self.succeeds()
 
     def test_each_list_read(self):

@@ -120,12 +120,6 @@ class MdevTest(OrphanCase):
         other = self.one(self.make(1))
         self.assertIsNone(other.owner)
 
-    def test_an_owner_that_came_meanwhile(self):
-        self.make()
-        found = self.one()
-        self.records.put_claims(self.entry(gpu_record.Phase.BINDING))
-        self.assert_kept(found, '(binding)')
-
     def test_a_guest_whose_mdev_nvml_does_not_name(self):
         names = [self.make(number) for number in range(2)]
         self.machine.start_guest(names[0])
@@ -285,24 +279,6 @@ class VendorVfioTest(OrphanCase):
             self.assert_kept(before[name], 'VFIO device is open')
         self.vgpus.remove(before[names[2]], ())
         self.assertEqual(names[:2], self.names())
-
-    def test_who_uses_it_is_not_known(self):
-        def nobody_may_look(function):
-            raise exception.UsageUnknown(what=function, reason='/proc')
-        self.make()
-        machine = dataclasses.replace(self.platform,
-                                      vfio_holders=nobody_may_look)
-        privileged.run_here(machine)
-        found = self.one()
-        self.assertEqual(orphans.Guest.UNKNOWN, found.guest)
-        self.assert_orphan('?', found)
-        self.assert_kept(found, 'cannot find the users of', None)
-
-    def test_what_the_driver_does_not_give_up(self):
-        name = self.make()
-        self.machine.faults.fail_write(f'*/{name}/nvidia/current_vgpu_type',
-                                       errno.EBUSY)
-        self.assert_kept(self.one(), f'errno {errno.EBUSY}')
 
     def test_a_function_that_cannot_be_read_is_not_an_empty_one(self):
         name = self.make()

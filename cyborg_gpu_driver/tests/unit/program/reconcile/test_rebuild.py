@@ -113,40 +113,47 @@ class EntriesTest(base.BaseTestCase):
 
 class PlacedTest(base.BaseTestCase):
 
-    def placed(self, entries, instances, offers=None, running=(),
-               taken=(), gpu=None):
-        gpu = gpu or _gpu(instances=instances)
-        return [entry.instance_id for entry in rebuild.placed(
-            gpu, entries, offers or [_offer()], running, set(taken))]
+    def placed(self, gpu, entries, offers=(), running=(), taken=()):
+        return rebuild.placed(gpu, entries, offers or [_offer()], running,
+                              set(taken))
 
-    def test_as_many_as_instances(self):
-        self.assertEqual([1, 2], self.placed([_entry(1), _entry(2)], 2))
-        (entry,) = rebuild.placed(_gpu(instances=1), [_entry(1)],
-                                  [_offer()], (), set())
-        self.assertEqual(_entry(1, profile_id=19, instance_id=1,
-                                placement=model.Placement(0, 1)), entry)
+    def test_ids_by_what_is_known(self):
+        one, two, three, _ = entries = [
+            _entry(number) for number in range(1, 5)]
+        runs = {'running': [usage.GuestVgpu('nvidia-1', _uuid(1), 2)]}
+        shared = {'offers': [_offer(per_instance=3)]}
+        for expected, claims, instances, more in (
+                ([1, 2], [one, two], 2, {}),
+                # More or fewer instances tell nothing.
+                ([None], [one], 2, {}),
+                ([None, None], [one, two], 1, {}),
+                ([None], [one], 0, {}),
+                # An instance with another owner does not count.
+                ([2], [one], 2, {'taken': [_TAKEN]}),
+                ([None], [one], 1, {'taken': [_TAKEN], 'running': [
+                    usage.GuestVgpu('nvidia-1', _uuid(1), 1)]}),
+                # NVML knows the instances of guests.
+                ([2, 1], [one, two], 2, runs),
+                ([2, None, None], [one, two, three], 2, runs),
+                # Several vGPUs share an instance.
+                ([1, 2, 1, 2], entries, 2, shared),
+                ([None] * 4, entries, 1, shared),
+                ([None] * 4, entries, 5, shared),
+                ([None, None], [one, _entry(2, mdev_type='nvidia-2')], 2,
+                 {'offers': [_offer(),
+                             _offer('nvidia-2', framebuffer_mib=16)]}),
+                # Time-sliced vGPUs have no instance.
+                ([None], [one], 1, {'offers': [
+                    _offer(gi_profile_id=None)]})):
+            self.assertEqual(expected, [
+                entry.instance_id for entry in self.placed(
+                    _gpu(instances=instances), claims, **more)])
 
-    def test_more_or_fewer_instances_tell_nothing(self):
-        self.assertEqual([None], self.placed([_entry(1)], 2))
-        self.assertEqual([None, None],
-                         self.placed([_entry(1), _entry(2)], 1))
-        self.assertEqual([None], self.placed([_entry(1)], 0))
-
-    def test_somebody_elses_instance_is_not_counted(self):
-        self.assertEqual([2], self.placed(
-            [_entry(1)], 2, taken={_TAKEN}))
-
-    def test_what_runs_is_told(self):
-        running = [usage.GuestVgpu('nvidia-1', _uuid(1), 2)]
-        self.assertEqual([2, 1], self.placed(
-            [_entry(1), _entry(2)], 2, running=running))
-        self.assertEqual([2, None, None], self.placed(
-            [_entry(number) for number in (1, 2, 3)], 2, running=running))
-
-    def test_a_running_one_on_somebody_elses_instance(self):
-        self.assertEqual([None], self.placed(
-            [_entry(1)], 1, taken={_TAKEN},
-            running=[usage.GuestVgpu('nvidia-1', _uuid(1), 1)]))
+    def test_the_place_of_an_instance(self):
+        self.assertEqual(
+            [_entry(1, profile_id=19, instance_id=1,
+                    placement=model.Placement(0, 1))],
+            self.placed(_gpu(instances=1), [_entry(1)]))
 
     def test_vendor_vfio_is_told_by_the_driver(self):
         gpu = dataclasses.replace(
@@ -154,24 +161,8 @@ class PlacedTest(base.BaseTestCase):
             vfs=(model.VirtualFunction(
                 _vf(1), 1, None, None, current_vgpu_type=1,
                 gpu_instance_id=3),))
-        self.assertEqual([3], self.placed([_entry(1, vfio=True)], 0,
-                                          gpu=gpu))
-
-    def test_instances_that_hold_several(self):
-        four = [_entry(number) for number in range(1, 5)]
-        shared = [_offer(per_instance=3)]
-        self.assertEqual([1, 2, 1, 2], self.placed(four, 2, shared))
-        self.assertEqual([None] * 4, self.placed(four, 1, shared))
-        self.assertEqual([None] * 4, self.placed(four, 5, shared))
-
-    def test_of_two_sizes_nothing_is_guessed(self):
-        mixed = [_entry(1), _entry(2, mdev_type='nvidia-2')]
-        self.assertEqual([None, None], self.placed(mixed, 2, [
-            _offer(), _offer('nvidia-2', framebuffer_mib=16)]))
-
-    def test_time_sliced_ones_have_none(self):
-        self.assertEqual([None], self.placed(
-            [_entry(1)], 1, [_offer(gi_profile_id=None)]))
+        (entry,) = self.placed(gpu, [_entry(1, vfio=True)])
+        self.assertEqual(3, entry.instance_id)
 
 
 class RebuilderTest(binder_case.BinderCase):
