@@ -78,14 +78,10 @@ class GPUDriver(base.GPUDriver):
             agent then loses the reports of all its drivers until the next
             report. But an empty list would delete all devices of this driver.
         """
-        try:
-            reported = objects.driver_devices(
-                self._running().report_changes())
-        except Exception as error:
-            self._say(error)
-        else:
-            self._failure.over()
-            return reported
+        with self._failure.noted(
+                LOG.error, 'The GPUs cannot be reported, and Cyborg keeps '
+                'the last report'):
+            return objects.driver_devices(self._running().report_changes())
         return objects.driver_devices(self._running().held())
 
     def stop(self) -> None:
@@ -100,13 +96,6 @@ class GPUDriver(base.GPUDriver):
             self._agent = None
         if running is not None:
             running.stop()
-
-    def _say(self, error: Exception) -> None:
-        reason = exception.steady(error)
-        if self._failure.is_new(reason):
-            LOG.error('The GPUs cannot be reported: %s. Cyborg keeps the '
-                      'last report.', reason, exc_info=not isinstance(
-                          error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Create what an MDEV handle stands for; called by the hooks.

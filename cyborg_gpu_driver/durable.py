@@ -8,7 +8,6 @@ import contextlib
 import errno
 import glob
 import hashlib
-import itertools
 import json
 import os
 import stat
@@ -166,22 +165,16 @@ def keep_aside(path: str) -> str:
 
     If the file was not replaced after an earlier call, this is the same copy.
     """
-    for kept in glob.glob(f'{glob.escape(path)}.unusable-*'):
-        if mark(kept) == mark(path):
-            return kept
-    kept = _unused(f'{path}.unusable')
-    try:
-        os.link(path, kept)
-    except OSError as error:
-        raise exception.JournalError(
-            path=path, reason=f'cannot be kept aside: {error}') from error
+    number = 1
+    while mark(kept := f'{path}.unusable-{number}') != mark(path):
+        try:
+            os.link(path, kept)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise exception.JournalError(
+                path=path, reason=f'cannot be kept aside: {error}') from error
     return kept
-
-
-def _unused(path: str) -> str:
-    return next(name for name in (
-        f'{path}-{number}' for number in itertools.count(1))
-        if not os.path.exists(name))
 
 
 @contextlib.contextmanager

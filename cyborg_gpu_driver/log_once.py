@@ -46,7 +46,7 @@ class LogOnce:
         except Exception as error:
             reason = exception.steady(error)
             if self.is_new(reason, about):
-                log('%s: %s. Each report tries again.', text, reason,
+                log('%s: %s', text, reason,
                     exc_info=not isinstance(error, exception.GpuDriverError))
         else:
             self.over(about)

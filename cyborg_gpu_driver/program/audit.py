@@ -18,7 +18,6 @@ from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from cyborg_gpu_driver import durable
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
@@ -54,20 +53,15 @@ class Audit:
             'time': timeutils.utcnow(with_timezone=True).isoformat(),
             'gpu': str(gpu), 'what': what, 'subject': subject,
             'evidence': evidence}, sort_keys=True).encode() + b'\n'
-        try:
-            with locks.audit(self._state_path):
-                if _append(self._path, line) >= _FILE_SIZE:
-                    for number in reversed(range(_FILES - 1)):
-                        with contextlib.suppress(FileNotFoundError):
-                            os.replace(_numbered(self._path, number),
-                                       _numbered(self._path, number + 1))
-        except (OSError, exception.JournalError) as error:
-            if self._said.is_new(str(error)):
-                LOG.error('Cannot write the audit record: %s. Until this '
-                          'works again, changes of GPUs are not recorded.',
-                          error)
-        else:
-            self._said.over()
+        with (self._said.noted(
+                LOG.error, 'Cannot write the audit record. Until this works '
+                'again, changes of GPUs are not recorded'),
+              locks.audit(self._state_path)):
+            if _append(self._path, line) >= _FILE_SIZE:
+                for number in reversed(range(_FILES - 1)):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.replace(_numbered(self._path, number),
+                                   _numbered(self._path, number + 1))
 
 
 def of_claim(claim: gpu_record.Claim) -> dict[str, Any]:

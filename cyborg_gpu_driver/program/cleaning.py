@@ -106,7 +106,10 @@ class Cleaner:
         :param found: the GPU's offers. Only those of whole GPUs count: for
             other modes the last tenant does not matter.
         """
-        return any(known.withheld for known in self._of(found))
+        return self._enabled and any(
+            known.withheld for offer in found
+            if offer.mode is policy.Mode.PASSTHROUGH
+            and (known := self._known(offer.gpu)) is not None)
 
     def take(self, whole: Whole, is_reported: bool, is_parted: bool) -> str:
         """Let no server get a GPU as a whole from now on.
@@ -143,14 +146,6 @@ class Cleaner:
                     ours=closed.ours))
                 return ''
         return f'provider {whole.provider} in Placement changes too often'
-
-    def _of(self, found: Iterable[offers.Offer]) -> list[cleaning.Known]:
-        """The known states of the offers of whole GPUs."""
-        if not self._enabled:
-            return []
-        return [known for offer in found
-                if offer.mode is policy.Mode.PASSTHROUGH
-                and (known := self._known(offer.gpu)) is not None]
 
     def look(self, wholes: Iterable[Whole],
              unread: Collection[model.PciAddress] = ()) -> None:

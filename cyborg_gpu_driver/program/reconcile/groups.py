@@ -64,7 +64,8 @@ class Connections:
 
     def _noted(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Log an error once, instead of raising it."""
-        return self._failed.noted(LOG.warning, f'Could not check {what}')
+        return self._failed.noted(LOG.warning, f'Could not check {what}; '
+                                  'each report tries again')
 
     # Partitions of NVSwitches
 

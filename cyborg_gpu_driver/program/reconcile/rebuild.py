@@ -80,15 +80,12 @@ class Rebuilder:
                                         Collection[gpu_record.Claim]],
                    requests: reconcile.Requests | None) -> None:
         claims = [claim for items in found.values() for claim in items]
-        left = (sum(len(self._host.gpu(address).vgpus) for address in found)
-                - sum(not claim.is_group for claim in claims))
         lacking = [claim.handle for claim in claims
                    if claim.placement is None and any(
                        offer.profile == claim.profile
                        and offer.mode is policy.Mode.MIG for offer
                        in self._host.offers(self._host.gpu(claim.gpu)))]
-        text = (f'{len(claims)} handles on {len(found)} GPUs; {left} other '
-                'vGPUs are left to their owners')
+        text = f'{len(claims)} handles on {len(found)} GPUs'
         if lacking:
             text += (f'; the GPU instances of {", ".join(lacking)} are not '
                      'known, and are kept when these handles are unbound')
