@@ -123,16 +123,6 @@ class TestCallBudget(BudgetCase):
             self.assertLessEqual(calls, PER_BIND)
             self.assertEqual(number, self._instances())
 
-    def test_a_bind_of_each_profile(self):
-        for profile in ('1g.10gb', '1g.20gb', '2g.20gb', '3g.40gb',
-                        '4g.40gb', '7g.80gb'):
-            handle = self._handles(profile)[0]
-            calls = self._count(self.agent.bind, *handle)
-            self.assertLessEqual(calls, PER_BIND, profile)
-            self.assertEqual(1, self._instances(), profile)
-            self.agent.unbind(*handle)
-            self.assertEqual(0, self._instances(), profile)
-
     def test_claims_elsewhere_make_a_bind_no_dearer(self):
         handles = self._handles('1g.10gb')
         last = handles.pop()

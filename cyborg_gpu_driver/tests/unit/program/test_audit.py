@@ -7,7 +7,6 @@ import glob
 import json
 import logging
 import os
-import threading
 
 import fixtures
 from oslotest import base
@@ -89,26 +88,6 @@ class AuditTest(base.BaseTestCase):
         for name in names:
             self.assertGreater(700, os.path.getsize(
                 os.path.join(self.state_path, name)))
-
-    def test_many_writers_lose_nothing(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.audit._FILE_SIZE', 4000))
-
-        def write(name):
-            mine = audit.Audit(self.state_path)
-            for number in range(20):
-                mine.record(_GPU, f'{name}-{number}', '', {})
-
-        threads = [threading.Thread(target=write, args=(name,))
-                   for name in 'abcd']
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(
-            {f'{name}-{number}' for name in 'abcd' for number in range(20)},
-            set(self.whats()))
-        self.assertEqual(80, len(self.whats()))
 
     def test_a_disk_that_cannot_be_written_stops_nobody(self):
         self.record('one')

@@ -247,18 +247,6 @@ class RepairTest(ReconcileCase):
         self.assertEqual(gpu_record.Phase.BOUND,
                          self.records.claims()[0].phase)
 
-    def test_a_vgpu_and_its_instance_are_made_again(self):
-        entry = self.bind()
-        before = self.truth()
-        self.take_away(entry)
-        self.repair(K.VGPU_GONE)
-        self.assertEqual(before, self.truth())
-        self.assert_quiet()
-        self.assertEqual([], self.kinds())
-        self.binder.unbind(str(entry.function), entry.mdev_type,
-                           entry.handle)
-        self.assertEqual(([], []), self.truth())
-
     def test_an_instance_below_a_vgpu_is_made_again(self):
         entry = self.bind()
         before = self.truth()
