@@ -85,20 +85,17 @@ def add_period(parser: argparse.ArgumentParser) -> None:
         help='count up to this time, in the same form (default: now)')
 
 
-def period(start: str | None, end: str | None,
-           names: tuple[str, str] = ('--start', '--end')
-           ) -> tuple[float, float]:
+def period(start: str | None, end: str | None) -> tuple[float, float]:
     """The period that a person typed, in seconds of the epoch.
 
     :param start: None for all time before ``end``.
     :param end: None for now. A later moment is replaced by now.
     """
     now = timeutils.utcnow(True)
-    begin = parse(names[0], start)
-    until = min(parse(names[1], end) or now, now)
+    begin = parse('--start', start)
+    until = min(parse('--end', end) or now, now)
     if begin is not None and begin > until:
         raise exception.InvalidValue(
-            what=names[0], value=start,
-            expected=f'expected a time before {names[1]}, and not in the '
-                     'future')
+            what='--start', value=start,
+            expected='expected a time before --end, and not in the future')
     return begin.timestamp() if begin else 0.0, until.timestamp()
