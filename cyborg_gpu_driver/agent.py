@@ -188,7 +188,7 @@ class Agent(node.Node):
             with contextlib.suppress(RuntimeError):
                 if whole:
                     self._between.start()
-                if whole or gpu_conf.has_cloud_user(self._conf):
+                if whole or gpu_conf.has_cloud_user(self.conf):
                     self._namer.start()
         return report
 

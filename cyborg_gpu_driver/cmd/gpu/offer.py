@@ -42,10 +42,9 @@ class ListOffer(output.Lister):
                 for row in _rows(machine, address, parsed_args.everything)]
         for problem in _problems(rows):
             output.say(problem)
-        names = _NAMES
-        if parsed_args.formatter not in output.FLAT or (
-                parsed_args.long or parsed_args.columns):
-            names += _NESTED
+        whole = (parsed_args.formatter not in output.FLAT
+                 or parsed_args.long or parsed_args.columns)
+        names = (*_NAMES, *_NESTED) if whole else _NAMES
         return names, [tuple(row[name] for name in names) for row in rows]
 
 

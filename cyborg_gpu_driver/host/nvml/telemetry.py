@@ -362,7 +362,7 @@ def _vgpus(nvml: nvml_module.NvmlSession, device: Any
 
     :returns: by NVML's number: GPU instance, the number, mdev and server.
     """
-    found = {}
+    found: dict[int, tuple[str, ...]] = {}
     for vgpu in _ask(nvml, 'nvmlDeviceGetActiveVgpus', device) or ():
         instance = gate.known(_ask(
             nvml, 'nvmlVgpuInstanceGetGpuInstanceId', vgpu))

@@ -92,6 +92,10 @@ _Counted = collections.Counter[
 """GPU instances, each with the slices of its compute instances."""
 
 
+_MODES_SECONDS = 120.0
+"""How long a GPU waits until the modes of the others are set."""
+
+
 class Status(enum.Enum):
     """What an apply did to one GPU."""
 
@@ -247,10 +251,15 @@ def modes_first(gpus: Sequence[model.Gpu],
     """
     turn, all_set = threading.Lock(), threading.Barrier(max(1, len(gpus)))
 
+    def wait() -> None:
+        # A GPU that hangs holds up the others only so long.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            all_set.wait(_MODES_SECONDS)
+
     def one(gpu: model.Gpu) -> _Result:
         with contextlib.ExitStack() as modes:
             # Its end releases the turn, and waits for the other GPUs.
-            modes.callback(all_set.wait)
+            modes.callback(wait)
             if switches(gpu):
                 modes.enter_context(turn)
             else:
