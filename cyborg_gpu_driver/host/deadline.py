@@ -406,7 +406,7 @@ class Repeated:
                 self._act()
             except Exception as error:
                 if self._said.is_new(exception.steady(error)):
-                    LOG.exception('%s', self._name)
+                    LOG.exception('%s: %s', self._name, error)
             else:
                 self._said.over()
 

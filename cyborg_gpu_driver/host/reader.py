@@ -25,7 +25,6 @@ from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.fabric import config as fabric_config
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import gpu as nvml_gpu
-from cyborg_gpu_driver.host.snapshot import boards
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
@@ -202,7 +201,7 @@ class HostReader:
         record = self._records.board(gpu.address)
         if record is not None:
             gpu = gpu_record.complete(gpu, record, self.boot_id())
-        return boards.complete(gpu)
+        return gpu_record.complete_board(gpu)
 
     def _finished(self, reading: nvml_gpu.Reading, mdevs: functions.Mdevs,
                   problems: problems_module.Problems, detail: bool

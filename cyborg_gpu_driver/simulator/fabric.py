@@ -230,16 +230,15 @@ _ANY_PORT = ':6666'
 
 _P, _U = ctypes.c_void_p, ctypes.c_uint
 _TYPES = {
-    'fmLibInit': (), 'fmLibShutdown': (), 'fmConnect': (_P, _P),
-    'fmDisconnect': (_P,), 'fmGetSupportedFabricPartitions': (_P, _P),
+    'fmLibInit': (), 'fmConnect': (_P, _P),
+    'fmGetSupportedFabricPartitions': (_P, _P),
     'fmActivateFabricPartition': (_P, _U),
     'fmActivateFabricPartitionWithVFs': (_P, _U, _P, _U),
     'fmDeactivateFabricPartition': (_P, _U),
     'fmSetActivatedFabricPartitions': (_P, _P),
     'fmGetNvlinkFailedDevices': (_P, _P),
     'fmGetUnsupportedFabricPartitions': (_P, _P)}
-_WITHOUT_CONNECTION = frozenset({
-    'fmLibInit', 'fmLibShutdown', 'fmConnect', 'fmDisconnect'})
+_WITHOUT_CONNECTION = frozenset({'fmLibInit', 'fmConnect'})
 """All other functions begin with the handle of a connection."""
 
 
@@ -291,11 +290,6 @@ class Library:
             raise faults.Refused(IN_USE)
         self._initialized = True
 
-    def _fmLibShutdown(self):
-        self._need_library()
-        self._initialized = False
-        self._handles.clear()
-
     def _fmConnect(self, parameters, handle):
         self._need_library()
         version = 2 if self._machine.host.driver_since(570) else 1
@@ -320,11 +314,6 @@ class Library:
         value = 0x7f0000001000 + 0x100 * state.number()
         self._handles[value] = state.fabric.starts
         ctypes.memmove(handle, struct.pack('=Q', value), 8)
-
-    def _fmDisconnect(self, handle):
-        self._need_library()
-        if self._handles.pop(handle, None) is None:
-            raise faults.Refused(BADPARAM)
 
     def _fmGetSupportedFabricPartitions(self, found):
         _need_version(found, _LIST_SIZE, 1)

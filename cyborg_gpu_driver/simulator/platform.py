@@ -13,7 +13,6 @@ from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.sysfs import pci
-from cyborg_gpu_driver.simulator import libvirt
 from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.simulator.driver import gpu
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
@@ -54,7 +53,7 @@ def open_platform(machine: str | machine_module.Machine,
         load_fabric=machine.load_fabric_library,
         nv_fabricmanager=tools.fabric_manager(machine),
         module_aliases=lambda: gpu.ALIASES,
-        libvirt=lambda: libvirt.Connection(machine),
+        libvirt=lambda: tools.Connection(machine),
         boot_id=lambda: machine.boot_id,
         is_root=lambda: machine.privileged,
         services=lambda: services.Running(frozenset(

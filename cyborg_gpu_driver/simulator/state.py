@@ -228,8 +228,8 @@ class Gpu:
     migration: bool = True
     """Whether vGPUs can be live-migrated. No public source says which boards'
     firmware refuses it; RmEnableKvmVgpuMigration is on by default."""
-    aer: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
-    """Correctable, nonfatal, fatal errors of its PCIe link (AER)."""
+    aer: int = 0
+    """Fatal errors of its PCIe link (AER)."""
     lanes: int = LANES
     """PCIe lanes in use."""
     persistence: bool = False

@@ -160,27 +160,24 @@ class FabricSession:
 
         If the connection was lost, the change may have taken effect.
         """
-        with self._mutex:
-            try:
-                self._once(name, partition_id, *args)
-            except exception.FabricError as error:
-                if error.symbol != _LOST:
-                    raise
-                if partition_id in {item.partition_id for item
-                                    in self.partitions()
-                                    if item.active is wanted}:
-                    return
-                self._once(name, partition_id, *args)
+        self._ask(name, partition_id, *args, is_done=lambda: any(
+            item.partition_id == partition_id and item.active is wanted
+            for item in self.partitions()))
 
-    def _ask(self, name: str, *args: Any) -> None:
-        """Make a call that may be repeated."""
+    def _ask(self, name: str, *args: Any,
+             is_done: Callable[[], bool] = lambda: False) -> None:
+        """Make a call, and repeat it if the connection was lost.
+
+        :param is_done: whether the first call has taken effect all the same.
+        """
         with self._mutex:
             try:
                 self._once(name, *args)
             except exception.FabricError as error:
                 if error.symbol != _LOST:
                     raise
-                self._once(name, *args)
+                if not is_done():
+                    self._once(name, *args)
 
     def _once(self, name: str, *args: Any) -> None:
         if self._handle is None or self._process != os.getpid():

@@ -87,12 +87,6 @@ def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
                   == pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED) else OFF
 
 
-def settings() -> ctypes.Structure | None:
-    """Argument of nvmlSystemGetConfComputeSettings; None in old pynvml."""
-    made = getattr(pynvml, 'c_nvmlSystemConfComputeSettings_v1_t', None)
-    return made and made()
-
-
 def fabric_info(version: int) -> ctypes.Structure | None:
     """Argument of nvmlDeviceGetGpuFabricInfoV; None if pynvml has none."""
     made = getattr(pynvml, f'c_nvmlGpuFabricInfo_v{version}_t', None)
@@ -131,9 +125,3 @@ def clique(nvml: nvml_session.NvmlSession, address: model.PciAddress
             or not any(found.clusterUuid)):
         return None
     return f'{uuid.UUID(bytes=bytes(found.clusterUuid))}.{found.cliqueId}'
-
-
-def check(code: int) -> None:
-    """Raise the error that a function of pynvml returned as a code."""
-    if code != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(code)

@@ -9,7 +9,11 @@ Only the code that binds the GPU writes the record, under the GPU's lock.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import functools
+import importlib.resources
+from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model as host_model
@@ -109,6 +113,36 @@ def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
             nvlink_peers=record.nvlink_peers, bound_from=record.bound_from)
     return dataclasses.replace(gpu, **known, **{
         name: getattr(record, name) for name in names})
+
+
+def complete_board(gpu: host_model.Gpu) -> host_model.Gpu:
+    """Return a GPU with the facts that its PCI ids tell and that are missing.
+
+    A GPU that was bound to vfio-pci at boot was never visible to NVML.
+    ``boards.csv`` has the facts of known boards and their sources.
+    """
+    known = _table().get((gpu.device_id, '*')) or _table().get(
+        (gpu.device_id, gpu.subsystem_device_id))
+    if known is None or gpu.model not in (None, known['model']):
+        return gpu
+    return dataclasses.replace(gpu, **{
+        name: value for name, value in known.items()
+        if getattr(gpu, name) is None})
+
+
+@functools.cache
+def _table() -> Mapping[tuple[str, str | None], Mapping[str, Any]]:
+    """Facts by device and subsystem id."""
+    text = importlib.resources.files(__package__).joinpath(
+        'boards.csv').read_text(encoding='utf-8')
+    found: dict[tuple[str, str | None], Mapping[str, Any]] = {}
+    for row in csv.DictReader(line for line in text.splitlines()
+                              if line and not line.startswith('#')):
+        device, subsystems = row.pop('device'), row.pop('subsystems')
+        facts = {**row, 'memory_mib': int(row['memory_mib'])}
+        found.update(((device, subsystem), facts)
+                     for subsystem in subsystems.split())
+    return found
 
 
 class Records:

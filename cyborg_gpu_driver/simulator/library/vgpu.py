@@ -70,37 +70,15 @@ def type_max_per_instance(library, info):
     info.maxInstancePerGI = kind.per_instance
 
 
-@abi.symbol('nvmlVgpuTypeGetCapabilities')
-def type_capabilities(library, type_id, capability, value):
-    kind = vgpu_type(library, type_id)
-    number = abi.number(capability)
-    if not 0 <= number < pynvml.NVML_VGPU_CAP_COUNT:
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    abi.put(value, int(
-        number == pynvml.NVML_VGPU_CAP_EXCLUSIVE_SIZE
-        and kind.profile_id is None))
-
-
 @abi.symbol('nvmlDeviceGetVgpuCapabilities')
 def device_capabilities(library, handle, capability, value):
     gpu = vgpu_host(library, handle)
     number = abi.number(capability)
     if not 0 <= number < pynvml.NVML_DEVICE_VGPU_CAP_COUNT:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    abi.put(value, int(number in _capabilities(gpu)))
-
-
-def _capabilities(gpu):
-    """The vGPU capabilities of a GPU. No simulated GPU has any others."""
-    found = set()
-    if not gpu.vgpu_on_pf:
-        found.add(pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_PROFILES)
-    if _mixes_sizes(gpu):
-        found.add(pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES)
-    if any((kind.per_instance or 0) > 1 for kind in gpu.model.vgpu_types):
-        found.add(pynvml.NVML_DEVICE_VGPU_CAP_MIG_TIMESLICING_SUPPORTED)
-        found.add(pynvml.NVML_DEVICE_VGPU_CAP_MIG_TIMESLICING_ENABLED)
-    return found
+    # The only one that is simulated.
+    abi.put(value, int(_mixes_sizes(gpu) and number == (
+        pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES)))
 
 
 def _mixes_sizes(gpu):
@@ -228,11 +206,7 @@ abi.numbers(vgpu_type, {
         lambda kind: kind.framebuffer_mib * _MIB,
     'nvmlVgpuTypeGetGpuInstanceProfileId':
         lambda kind: abi.or_none(kind.profile_id)})
-abi.texts(running_vgpu, {
-    'nvmlVgpuInstanceGetMdevUUID': _mdev_uuid,
-    # This is the address within the guest, whose driver would have to run. It
-    # says nothing about the function that carries the vGPU.
-    'nvmlVgpuInstanceGetGpuPciId': lambda vgpu: '00000000:00:00.0'})
+abi.texts(running_vgpu, {'nvmlVgpuInstanceGetMdevUUID': _mdev_uuid})
 abi.numbers(running_vgpu, {
     'nvmlVgpuInstanceGetType': lambda vgpu: vgpu.type_id,
     'nvmlVgpuInstanceGetFbUsage': lambda vgpu: vgpu.used_mib * _MIB,

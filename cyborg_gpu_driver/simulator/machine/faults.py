@@ -10,13 +10,13 @@ from typing import Any
 
 from cyborg_gpu_driver.simulator import fabric as simulator_fabric
 from cyborg_gpu_driver.simulator import state as state_module
-from cyborg_gpu_driver.simulator.machine import part
+from cyborg_gpu_driver.simulator.machine import users
 
 _OFF_THE_BUS = 79
 _KEPT_XIDS = 99
 
 
-class HardwareFaults(part.Part):
+class HardwareFaults(users.Part):
     """The part of a machine that simulates hardware faults."""
 
     def lose_gpu(self, address: str) -> None:
@@ -88,7 +88,7 @@ class HardwareFaults(part.Part):
 
 # The fabric manager of a simulated machine, as an operator manages it.
 
-class FabricService(part.Part):
+class FabricService(users.Part):
     """The part of a machine that runs nv-fabricmanager."""
 
     @property

@@ -199,7 +199,7 @@ class Machine(machine_faults.FabricService, machine_faults.HardwareFaults,
                 state.driver = gpu.spec.driver
                 state.override = None
                 state.vfio.clear()
-                state.aer = [0, 0, 0]
+                state.aer = 0
                 state.removing = state.guest = state.managed = False
                 state.lost = state.dead = state.persistence = False
                 state.daemon = self.state.persistenced and gpu.bound

@@ -30,12 +30,10 @@ _CONFIG_BYTES = 256
 """The part that root reads, without the extended capabilities."""
 _UNKNOWN_WIDTH = 63
 """All ones in the six bits of the link status register."""
-_CORRECTABLE = ('RxErr', 'BadTLP', 'BadDLLP', 'Rollover', 'Timeout',
-                'NonFatalErr', 'CorrIntErr', 'HeaderOF')
-_UNCORRECTABLE = ('Undefined', 'DLP', 'SDES', 'TLP', 'FCP', 'CmpltTO',
-                  'CmpltAbrt', 'UnxCmplt', 'RxOF', 'MalfTLP', 'ECRC',
-                  'UnsupReq', 'ACSViol', 'UncorrIntErr', 'BlockedTLP',
-                  'AtomicOpBlocked', 'TLPBlockedErr')
+_ERRORS = ('Undefined', 'DLP', 'SDES', 'TLP', 'FCP', 'CmpltTO',
+           'CmpltAbrt', 'UnxCmplt', 'RxOF', 'MalfTLP', 'ECRC',
+           'UnsupReq', 'ACSViol', 'UncorrIntErr', 'BlockedTLP',
+           'AtomicOpBlocked', 'TLPBlockedErr')
 
 
 def pci_entries(gpu: gpu_module.Gpu) -> dict[str, sysfs.Node]:
@@ -44,9 +42,7 @@ def pci_entries(gpu: gpu_module.Gpu) -> dict[str, sysfs.Node]:
         'config': sysfs.File(lambda: _config(gpu)),
         'current_link_width': sysfs.File(lambda: str(
             _UNKNOWN_WIDTH if gpu.state.lost else gpu.state.lanes)),
-        'aer_dev_correctable': _aer(gpu, 0, _CORRECTABLE, 'COR'),
-        'aer_dev_nonfatal': _aer(gpu, 1, _UNCORRECTABLE, 'NONFATAL'),
-        'aer_dev_fatal': _aer(gpu, 2, _UNCORRECTABLE, 'FATAL'),
+        'aer_dev_fatal': sysfs.File(lambda: _errors(gpu.state.aer)),
     }
 
 
@@ -61,14 +57,11 @@ def _config(gpu):
                        ).ljust(_CONFIG_BYTES, b'\0')
 
 
-def _aer(gpu, kind, names, total):
+def _errors(count):
     """A file of error counters. All errors count under the second name."""
-    def read():
-        count = gpu.state.aer[kind]
-        lines = [f'{name} {count if name == names[1] else 0}'
-                 for name in names]
-        return '\n'.join((*lines, f'TOTAL_ERR_{total} {count}'))
-    return sysfs.File(read)
+    lines = [f'{name} {count if name == _ERRORS[1] else 0}'
+             for name in _ERRORS]
+    return '\n'.join((*lines, f'TOTAL_ERR_FATAL {count}'))
 
 
 # The files that NVIDIA's driver has below ``/proc/driver/nvidia/gpus``.

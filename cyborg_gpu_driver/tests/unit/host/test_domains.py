@@ -8,7 +8,7 @@ import threading
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import domains
-from cyborg_gpu_driver.simulator import libvirt
+from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
@@ -33,7 +33,7 @@ class DomainReaderTest(base.SimulatedTestCase):
         self.assertEqual((), self.domains.read())
 
     def test_a_domain_that_goes_away_meanwhile(self):
-        class Connection(libvirt.Connection):
+        class Connection(tools.Connection):
             """A connection that loses a domain after it is listed."""
 
             def listAllDomains(self, flags):

@@ -13,8 +13,6 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host.fabric import reader
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.reconcile import groups
 
 
@@ -49,15 +47,6 @@ class RealCase(base.BaseTestCase):
 class FabricConfigTest(RealCase):
     """The configuration of the fabric manager, in all code that reads it."""
 
-    def test_the_reader(self):
-        for number, mode in enumerate(model.FabricMode):
-            self.write(f'FABRIC_MODE={number}\n')
-            found = reader.read(self.machine(), model.Host(gpus=()))
-            self.assertEqual((mode, ''), (found.mode, found.mode_problem))
-        self.fabric.unlink()
-        found = reader.read(self.machine(), model.Host(gpus=()))
-        self.assertIn(str(self.fabric), found.mode_problem)
-
     def test_the_connection(self):
         self.write('FM_CMD_PORT_NUMBER=none\n')
         error = self.assertRaises(exception.FabricError,
@@ -73,10 +62,3 @@ class FabricConfigTest(RealCase):
                 side_effect=exception.StepFailed(reason='looked'))
             partitions.look()
             self.assertEqual(looked, partitions.partitions.called)
-
-
-class BootTest(base.BaseTestCase):
-
-    def test_the_kernel_names_its_start(self):
-        self.assertEqual(platform.boot_id(), platform.boot_id())
-        self.assertTrue(platform.boot_id())

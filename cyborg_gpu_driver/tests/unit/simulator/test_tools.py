@@ -18,27 +18,6 @@ class ToolsTestCase(base.MachineTestCase):
         return error.stderr, error.exit_code
 
 
-class TestSriovManage(ToolsTestCase):
-    host = 'mixed'
-    gpu = '0000:41:00.0'
-    other = '0000:81:00.0'
-
-    def setUp(self):
-        super().setUp()
-        self.run_tool = tools.sriov_manage(self.machine)
-
-    def vfs(self, address):
-        return len(self.machine.gpu(address).vfs())
-
-    def test_both_ways(self):
-        pynvml.nvmlShutdown()
-        self.assertIn(f'Enabling VFs on {self.other}',
-                      self.run_tool(self.other, True))
-        self.assertEqual(20, self.vfs(self.other))
-        self.run_tool(self.other, False)
-        self.assertEqual(0, self.vfs(self.other))
-        self.assertEqual(2, self.machine.calls['sriov-manage'])
-
 class TestMdevctl(ToolsTestCase):
     host = 't4x4'
 

@@ -4,10 +4,13 @@ import dataclasses
 import os
 
 import fixtures
+from oslotest import base as oslo_base
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.host import base
 
 _TIME = 1_800_000_000.0
@@ -101,3 +104,35 @@ class CompletionTest(RecordTestCase):
                          (now.model, now.memory_mib, now.architecture))
         self.assertEqual((None, None, None, ()), (
             now.uuid, now.serial, now.bound_from, now.nvlink_peers))
+
+
+_ADDRESS = model.PciAddress.parse('0000:07:00.0')
+
+
+def _gpu(device, subsystem, **more):
+    return model.Gpu(_ADDRESS, '10de', device, '0302', '10de', subsystem,
+                     **more)
+
+
+class BoardsTest(oslo_base.BaseTestCase):
+
+    def test_every_model_of_the_simulator(self):
+        for name in files.model_names():
+            board = files.load_model(name)
+            found = gpu_record.complete_board(
+                _gpu(board.device, board.subsystem_device))
+            self.assertEqual(
+                (board.product, board.memory_mib,
+                 '.'.join(map(str, board.compute_capability))),
+                (found.model, found.memory_mib, found.compute_capability),
+                name)
+            self.assertIn(found.architecture, (
+                'volta', 'turing', 'ampere', 'ada', 'hopper', 'blackwell'))
+
+    def test_what_is_known_stays(self):
+        known = _gpu('2330', '16c1', memory_mib=1, architecture='other')
+        found = gpu_record.complete_board(known)
+        self.assertEqual((1, 'other', 'NVIDIA H100 80GB HBM3'),
+                         (found.memory_mib, found.architecture, found.model))
+        other = _gpu('2330', '16c1', model='NVIDIA H100 of tomorrow')
+        self.assertIs(other, gpu_record.complete_board(other))
