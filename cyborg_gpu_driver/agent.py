@@ -157,7 +157,7 @@ class Agent(node.Node):
     def bind_timeout(self) -> float:
         """Seconds that a bind may take."""
         return float(self.settings.bind_timeout
-                     or gpu_conf.default_bind_timeout(self.conf))
+                     or gpu_conf.rpc_timeout(self.conf) / 2)
 
     def owns(self, function: model.PciAddress) -> bool:
         """Whether ``function`` is a GPU of this machine or a VF of one."""

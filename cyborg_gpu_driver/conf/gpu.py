@@ -308,11 +308,6 @@ def rpc_timeout(conf: cfg.ConfigOpts) -> float:
         return _RPC_SECONDS
 
 
-def default_bind_timeout(conf: cfg.ConfigOpts) -> float:
-    """Seconds that a bind may take if ``[gpu] bind_timeout`` is unset."""
-    return rpc_timeout(conf) / 2
-
-
 def register_policy(conf, name):
     """Register one policy's group and return its values."""
     group = policy_group(name)

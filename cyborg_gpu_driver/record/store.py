@@ -127,23 +127,16 @@ class Pending:
     """The parts of all records that could not be written. Thread-safe."""
 
     def __init__(self) -> None:
-        self._parts: dict[model.PciAddress, dict[str, _Part]] = {}
+        self._parts: dict[tuple[model.PciAddress, str], _Part] = {}
         self._mutex = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __contains__(self, address: model.PciAddress) -> bool:
-        return address in self._parts
-
-    def addresses(self) -> tuple[model.PciAddress, ...]:
-        with self._mutex:
-            return tuple(self._parts)
+    def addresses(self) -> set[model.PciAddress]:
+        return {address for address, _ in list(self._parts)}
 
     def of(self, address: model.PciAddress) -> _Parts:
         """A copy of the parts of a GPU's record."""
-        with self._mutex:
-            return dict(self._parts.get(address, {}))
+        return {name: part for (owner, name), part
+                in list(self._parts.items()) if owner == address}
 
     def keep(self, address: model.PciAddress, before: gpu_record.GpuRecord,
              after: gpu_record.GpuRecord, was_read: bool) -> None:
@@ -151,18 +144,14 @@ class Pending:
 
         :param was_read: whether the record could be read.
         """
-        changed = {
-            field.name: getattr(after, field.name)
-            for field in dataclasses.fields(after)
-            if getattr(after, field.name) != getattr(before, field.name)}
-        if not changed:
-            return
         with self._mutex:
-            parts = self._parts.setdefault(address, {})
-            for name, value in changed.items():
+            for field in dataclasses.fields(after):
+                key, value = (address, field.name), getattr(after, field.name)
+                if value == getattr(before, field.name):
+                    continue
                 # A value that was made from one in memory includes it.
-                earlier = parts.get(name)
-                parts[name] = _Part(value, was_read or (
+                earlier = self._parts.get(key)
+                self._parts[key] = _Part(value, was_read or (
                     earlier is not None and earlier.was_read))
 
     def forget(self, address: model.PciAddress, written: _Parts) -> None:
@@ -171,12 +160,9 @@ class Pending:
         Another thread may have kept newer ones.
         """
         with self._mutex:
-            left = self._parts.get(address, {})
             for name, part in written.items():
-                if left.get(name) is part:
-                    del left[name]
-            if not left:
-                self._parts.pop(address, None)
+                if self._parts.get((address, name)) is part:
+                    del self._parts[address, name]
 
 
 def joined(record: gpu_record.GpuRecord, parts: _Parts
@@ -357,7 +343,7 @@ class Store(boards.Records):
     def observe(self, address: model.PciAddress, **parts: Any) -> None:
         """Replace parts of a record through :meth:`keep`."""
         known = self.peek(address)
-        if (address in self._pending or any(
+        if (self._pending.of(address) or any(
                 getattr(known, name) != value
                 for name, value in parts.items())):
             self.keep(address, lambda record: dataclasses.replace(
@@ -366,7 +352,7 @@ class Store(boards.Records):
     @property
     def unwritten(self) -> int:
         """The number of GPUs with data in memory that no file has yet."""
-        return len(self._pending)
+        return len(self._pending.addresses())
 
     def check(self) -> bool:
         """Set damaged records aside, and delete files of dead writers.
@@ -457,24 +443,17 @@ class Store(boards.Records):
             record of ``gpu`` (if None: of any GPU) cannot be read.
         """
         problem = None
-        follower = None
+        found: list[gpu_record.Claim] = []
         for address in self.addresses():
             try:
-                found = self.claims(address)
+                found += [claim for claim in self.claims(address)
+                          if claim.handle == handle]
             except exception.JournalError as error:
                 if gpu in (None, address):
                     problem = error
-                continue
-            for claim in found:
-                if claim.handle == handle and claim.leads:
-                    return claim
-                if claim.handle == handle:
-                    follower = claim
-        if follower is not None:
-            return follower
-        if problem is not None:
+        if not found and problem is not None:
             raise problem
-        return None
+        return max(found, key=lambda claim: claim.leads, default=None)
 
     def claims(self, gpu: model.PciAddress | None = None
                ) -> tuple[gpu_record.Claim, ...]:

@@ -29,6 +29,12 @@ def inventories(offers: Iterable[partition_offers.Offer],
                 ) -> tuple[reserved.Inventory, ...]:
     """The inventories of one GPU, with the ``reserved`` to write.
 
+    Placement offers ``total - reserved - used``, where ``used`` counts the
+    allocations of servers with handles bound through Cyborg. It must offer
+    what can be created now. So everything that is neither bound nor
+    creatable is reserved: placements that other profiles block, and
+    instances that another tool created.
+
     A whole GPU excludes no other offer. It is reserved while processes of
     this machine use it, and while it is withheld.
 
@@ -45,9 +51,9 @@ def inventories(offers: Iterable[partition_offers.Offer],
             provider=names.provider_uuid(
                 names.provider_name(hostname, offer)),
             resource_class=names.resource_class(offer), total=offer.total,
-            reserved=offer.total if cordoned else build.reserved(
-                offer.total, owned.get(offer.profile, 0),
-                0 if withheld else offer.creatable))
+            reserved=offer.total if cordoned else max(0, min(
+                offer.total, offer.total - owned.get(offer.profile, 0)
+                - (0 if withheld else offer.creatable))))
         for offer in offers if build.reportable(offer))
 
 

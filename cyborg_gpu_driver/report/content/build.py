@@ -106,22 +106,6 @@ def stub_device(address: model.PciAddress) -> names.ReportedDevice:
         cpid_info=cpid_info(address), stub=True)
 
 
-def reserved(total: int, owned: int, creatable: int) -> int:
-    """The value of ``reserved`` for a provider's inventory in Placement.
-
-    Placement offers ``total - reserved - used``, where ``used`` counts the
-    allocations of servers with handles bound through Cyborg. It must offer
-    what can be created now. So everything that is neither bound nor
-    creatable is reserved: placements that other profiles block, and
-    instances that another tool created.
-
-    :param owned: how many handles with this profile are bound through
-        Cyborg.
-    :returns: between 0 and ``total``.
-    """
-    return max(0, min(total, total - owned - creatable))
-
-
 def cpid_info(address: model.PciAddress) -> str:
     """The JSON text by which Cyborg recognizes a device in each report."""
     return _json(_pci(address))

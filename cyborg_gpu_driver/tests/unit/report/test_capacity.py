@@ -44,6 +44,23 @@ class TestInventories(base.BaseTestCase):
         self.assertEqual({'PGPU': (1, 0)},
                          self.reserved(offers.offers(gpu, whole)))
 
+    def test_reserved(self):
+        for total, owned, creatable, expected in (
+                (7, 0, 7, 0),
+                (7, 3, 4, 0),
+                # Instances of other tools, and blocked placements.
+                (7, 3, 1, 3),
+                (1, 0, 0, 1),
+                (1, 1, 0, 0),
+                # More owned than the total, or more creatable: a snapshot
+                # taken in the middle of a change.
+                (2, 3, 0, 0),
+                (2, 0, 5, 0),
+                (2, 0, -5, 2)):
+            offer = samples.t4_offer(total=total, creatable=creatable)
+            self.assertEqual({'CUSTOM_NVIDIA_T4_2B': (total, expected)},
+                             self.reserved([offer], {offer.profile: owned}))
+
     def test_what_is_withheld_is_promised_to_nobody(self):
         for found in samples.host()[1].values():
             for item in capacity.inventories(found, {}, HOST, withheld=True):

@@ -212,25 +212,6 @@ class TestBusy(base.BaseTestCase):
         self.assertEqual(idle, dataclasses.replace(busy, busy=''))
 
 
-class TestReserved(base.BaseTestCase):
-
-    def test_reserved(self):
-        for total, owned, creatable, expected in (
-                (7, 0, 7, 0),
-                (7, 3, 4, 0),
-                # Instances of other tools, and blocked placements.
-                (7, 3, 1, 3),
-                (1, 0, 0, 1),
-                (1, 1, 0, 0),
-                # More owned than the total, or more creatable: a snapshot
-                # taken in the middle of a change.
-                (2, 3, 0, 0),
-                (2, 0, 5, 0),
-                (2, 0, -5, 2)):
-            self.assertEqual(expected,
-                             build.reserved(total, owned, creatable))
-
-
 class TestImports(base.BaseTestCase):
 
     def test_without_cyborg(self):
