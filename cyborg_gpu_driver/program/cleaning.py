@@ -173,7 +173,8 @@ class Cleaner:
         """
         if not self._enabled or self._tenancy is None:
             return []
-        free, young = [], []
+        free: list[tuple[Whole, int]] = []
+        young: list[Whole] = []
         for whole in wholes:
             known = self._known(whole.gpu.address)
             if known is None or known.generation is None:
