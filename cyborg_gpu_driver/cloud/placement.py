@@ -44,6 +44,14 @@ _Found = TypeVar('_Found')
 _BOUND = 'Bound'
 
 
+@functools.lru_cache(1 << 16)
+def _shared(value: Any) -> Any:
+    """Return the first of equal values: most providers of a cloud have the
+    traits and amounts of others.
+    """
+    return value
+
+
 def at_once(function: Callable[[_Item], _Found], items: Collection[_Item],
             progress: Progress = lambda done, total: None
             ) -> Iterator[_Found]:
@@ -337,7 +345,7 @@ class _Reader:
             held if self._with_holders else {}, item['root_provider_uuid'])
 
     def _node(self, item, summary):
-        traits = frozenset(summary['traits'])
+        traits = _shared(frozenset(summary['traits']))
         amounts = summary['resources']
         of_cyborg = os_traits.OWNER_CYBORG in traits
         inventories = self._inventories(item, amounts, of_cyborg)
@@ -352,9 +360,9 @@ class _Reader:
         if of_cyborg and total is not None and all(
                 amount['capacity'] <= total for amount in amounts.values()):
             # Cyborg's conductor creates each inventory with these values.
-            return {name: facts.Inventory(
+            return {name: _shared(facts.Inventory(
                 total, total - amount['capacity'], amount['used'],
-                max_unit=total) for name, amount in amounts.items()}
+                max_unit=total)) for name, amount in amounts.items()}
         if self._asked is None or self._asked & amounts.keys():
             told = provider_parts(self._cloud, item, ('inventories',))
             return None if told is None else {

@@ -26,6 +26,9 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 class HostView(host_parts.HostParts):
     """The host of a command, read once."""
 
+    detail = True
+    """Whether NVLinks and the UUIDs of MIG devices are read: many calls."""
+
     def __init__(self, conf: cfg.ConfigOpts):
         super().__init__(conf)
         self._said = log_once.LogOnce()
@@ -36,8 +39,7 @@ class HostView(host_parts.HostParts):
         return self._snapshot()
 
     def _snapshot(self) -> model.Host:
-        """Take a snapshot with the details that take longer to read."""
-        return self.reader.snapshot(detail=True)
+        return self.reader.snapshot(detail=self.detail, links=self.detail)
 
     def gpu(self, text: str) -> model.Gpu:
         """Return the GPU that the operator named.

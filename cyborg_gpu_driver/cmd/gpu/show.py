@@ -24,6 +24,7 @@ class ListGpu(output.Lister):
 
     def take_action(self, parsed_args):
         view = self.app.view
+        view.detail = False
         view.explain()
         return _NAMES, [_row(view, gpu) for gpu in view.host.gpus]
 

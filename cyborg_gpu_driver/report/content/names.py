@@ -10,6 +10,7 @@ offered there, and on nothing that can change while servers come and go.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -37,6 +38,8 @@ _LABEL_MAX = 40
 _HOST_MAX = PROVIDER_NAME_MAX - len('_gpu_') - _ADDRESS_MAX - 1 - _LABEL_MAX
 
 _DIGEST_LENGTH = 12
+_KEPT = 2048
+"""Names that are remembered: each report needs those of its host often."""
 _UNSAFE = re.compile(r'[^A-Za-z0-9._-]')
 _NOT_CUSTOM = re.compile(r'[^A-Z0-9]+')
 _PROVIDER = re.compile(
@@ -55,6 +58,7 @@ def _shortened(text: str, limit: int) -> str:
     return text[:limit - _DIGEST_LENGTH - 1] + '-' + digest(text)
 
 
+@functools.lru_cache(_KEPT)
 def _safe(text: str, limit: int) -> str:
     """``text`` if it is short and plain, else a similar text with a digest.
 
@@ -121,11 +125,13 @@ def parse_provider_name(name: str) -> ProviderName | None:
     return found and ProviderName(**found.groupdict())
 
 
+@functools.lru_cache(_KEPT)
 def provider_uuid(name: str) -> str:
     """The UUID that Cyborg's conductor gives to a provider by its name."""
     return str(uuid.uuid3(uuid.NAMESPACE_DNS, name))
 
 
+@functools.lru_cache(_KEPT)
 def token(text: str) -> str:
     """``text`` in the characters of custom names: A-Z, 0-9 and ``_``.
 
