@@ -12,6 +12,9 @@ whose GPUs hold seven 1g.10gb each. The program measures the time:
 * of concurrent binds. The baseline is binds one after another.
 * from a reboot until all GPU instances exist again. The floor is a loop that
   only creates as many GPU instances with pynvml.
+* of a layout on GPUs whose MIG mode is off, while NVML takes as long as on
+  hardware. The baseline is the same loop, which makes the changing calls of
+  NVIDIA's mig-parted in its order, and no other call.
 
 usage: python benchmarks/operations.py [-f table|json] [--repeat N]
 
@@ -25,6 +28,7 @@ import concurrent.futures
 import contextlib
 import io
 import logging
+import os
 import pathlib
 import statistics
 import sys
@@ -40,6 +44,7 @@ import figures
 import full_host
 
 from cyborg_gpu_driver.cmd import main as command
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 FATAL_XID = 79
@@ -48,6 +53,20 @@ TIMEOUT = 60.0
 RACING = 14
 CALLS_PER_GPU = 560
 """The limit to restore a GPU with seven GPU instances."""
+LATENCIES = {'nvmlDeviceSetMigMode': 2.0,
+             'nvmlDeviceCreateGpuInstance': 0.1,
+             'nvmlDeviceCreateGpuInstanceWithPlacement': 0.1,
+             'nvmlGpuInstanceCreateComputeInstance': 0.05,
+             'nvmlGpuInstanceCreateComputeInstanceWithPlacement': 0.05}
+"""Seconds of each call in :func:`layout`; the others take no time."""
+SHARE = 0.8
+"""The target of :func:`layout`, as a share of its baseline."""
+_LAYOUT = """\
+version: v1
+mig-configs:
+  seven:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}
+"""
 _INTERVAL = 0.005
 
 
@@ -76,6 +95,7 @@ def measure(directory, repeat, host=full_host.HOST):
         yield xid(bench)
     finally:
         bench.close()
+    yield layout(directory, host, servers)
 
 
 def deletion(bench, repeat):
@@ -165,6 +185,40 @@ def instances(machine):
         return {address: sorted((item.profile_id, item.start)
                                 for item in gpu.instances.values())
                 for address, gpu in machine.state.gpus.items()}
+
+
+def layout(directory, host, count):
+    """Measure a layout from MIG mode off, with the latencies of hardware."""
+    state = os.path.join(directory, 'layout.json')
+    machine = machine_module.Machine.load(host, state)
+    with machine.operation(write=True):
+        for gpu in machine.gpus:
+            # A100 with virtual functions cannot change its MIG mode.
+            gpu.state.vfs, gpu.state.mig, gpu.state.pending = 0, False, False
+    paths = [os.path.join(directory, name)
+             for name in ('layouts.yaml', 'layout.conf')]
+    for path, text in zip(paths, (_LAYOUT, '[gpu]\nstate_path = '
+                                  + full_host.subdirectory(directory, 'gpus')
+                                  ), strict=True):
+        pathlib.Path(path).write_text(text)
+    wait = faults.Faults.wait
+    faults.Faults.wait = lambda _, name: time.sleep(LATENCIES.get(name, 0.0))
+    try:
+        start = time.perf_counter()
+        with (machine_module.kept(), contextlib.redirect_stdout(io.StringIO()
+              ), contextlib.redirect_stderr(io.StringIO())):
+            code = command.main([
+                '--simulate', host, '--state', state, '--config-file',
+                paths[1], 'layout', 'apply', '-f', paths[0], '-c', 'seven'])
+        taken = time.perf_counter() - start
+        _, bare = bare_loop(host, count)
+    finally:
+        faults.Faults.wait = wait
+    if code or sum(map(len, instances(machine).values())) != count:
+        raise RuntimeError('not all GPU instances exist')
+    return figures.Figure(
+        f'MIG mode off to {count} GPU instances, with latencies: time',
+        1e3 * taken, 'ms', baseline=1e3 * bare, target=1e3 * SHARE * bare)
 
 
 def bare_loop(host, count):

@@ -63,6 +63,7 @@ class BenchmarkTest(base.BaseTestCase):
 
     @scope.only_in_all
     def test_operations(self):
+        self.useFixture(fixtures.MonkeyPatch('operations.LATENCIES', {}))
         found = self.by_name(operations.measure(
             self.directory, 1, gpu_cloud.TWO_GPUS))
         restored = found['reboot to 14 GPU instances: NVML calls']
@@ -70,6 +71,8 @@ class BenchmarkTest(base.BaseTestCase):
         self.assertGreater(restored.floor, 3 * 14)
         self.assertGreater(restored.value, restored.floor)
         self.assertLess(0, found['XID to reserved'].value)
+        self.assertLess(0, found['MIG mode off to 14 GPU instances, with '
+                                 'latencies: time'].baseline)
 
     @scope.only_in_all
     def test_boots(self):
