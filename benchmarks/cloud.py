@@ -28,6 +28,7 @@ import sqlite3
 import sys
 import tempfile
 import time
+import tracemalloc
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -64,6 +65,8 @@ ROOT = {'VCPU': 256, 'MEMORY_MB': 1 << 20, 'DISK_GB': 4096}
 SCALES = (1000, 10000)
 CPU_TARGET = 60.0
 """Seconds of CPU time of a command at 1,000 hosts."""
+MEMORY_TARGET = 700.0
+"""MiB that the command needs at most at 10,000 hosts."""
 REQUESTS_LIMIT = 3000
 """Requests of a command at 1,000 hosts."""
 _LEAST = 2
@@ -349,10 +352,28 @@ def cost(cloud: Counting, command: Callable[[Counting], int]) -> Cost:
     return Cost(cloud.asked.total(), time.process_time() - start, used)
 
 
+def memory(cloud: Counting, command: Callable[[Counting], int]) -> float:
+    """Return the most MiB that Python's objects need in a command."""
+    tracemalloc.start()
+    try:
+        command(cloud)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return most / 2 ** 20
+
+
 def gpu_list(cloud: Counting) -> int:
     """Do what ``openstack gpu list`` does."""
     return sum(offer.used for host in cloud_hosts.read(cloud)
                for offer in host.providers)
+
+
+def profile_list(cloud: Counting) -> int:
+    """Count what ``openstack gpu profile list`` counts."""
+    profiles = cloud_hosts.catalogue(cloud_placement.read_providers(cloud))
+    return sum(sum(node.used for node in nodes)
+               for nodes in profiles.values())
 
 
 def orphan_clean(cloud: Counting) -> int:
@@ -393,9 +414,10 @@ def server_show(server: str) -> Callable[[Counting], int]:
     return lambda cloud: len(cloud_nova.accelerators(cloud, server))
 
 
-WHOLE = {'list': gpu_list, 'orphan clean': orphan_clean}
+WHOLE = {'list': gpu_list, 'profile list': profile_list,
+         'orphan clean': orphan_clean}
 """The commands that examine all hosts."""
-LIMITS = {'list': 1, 'orphan clean': 1, 'explain': 3}
+LIMITS = {'list': 1, 'profile list': 1, 'orphan clean': 1, 'explain': 3}
 """The limit of requests for each host that a command examines."""
 
 
@@ -420,6 +442,7 @@ def measure(sizes: tuple[int, int], gpus: int,
             templates: database.Templates) -> Iterator[figures.Figure]:
     few, many = sizes
     found: dict[str, list[Cost]] = collections.defaultdict(list)
+    held: list[float] = []
     for hosts in sizes:
         content = Content(hosts, gpus)
         with running(content, templates) as cloud:
@@ -428,6 +451,7 @@ def measure(sizes: tuple[int, int], gpus: int,
             for name, command in WHOLE.items():
                 found[name].append(cost(cloud, command))
                 _check_equal(name, found)
+            held.append(memory(cloud, profile_list))
             for profile in (USED, FULL):
                 for most in (_LEAST, few):
                     found[f'explain {profile} {most}'].append(
@@ -437,6 +461,10 @@ def measure(sizes: tuple[int, int], gpus: int,
     baseline = _lines(sizes, found['baseline'])
     for name in WHOLE:
         yield from _whole(name, _lines(sizes, found[name]), baseline)
+    yield figures.Figure(
+        f'profile list: memory at {SCALES[1]} hosts',
+        Line.through(few, held[0], many, held[1]).at(SCALES[1]), 'MiB',
+        target=MEMORY_TARGET)
     for profile, title in ((USED, 'explain'), (FULL, 'explain, refused')):
         yield from _explained(title, few, many, [
             found[f'explain {profile} {most}'] for most in (_LEAST, few)],
