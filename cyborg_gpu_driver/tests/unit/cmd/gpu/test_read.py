@@ -10,6 +10,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -17,7 +18,14 @@ from cyborg_gpu_driver.tests.unit.cmd import base
 class GpuListTest(base.CommandCase):
 
     def test_eight_gpus(self):
+        called, call = [], library.Library.call
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.simulator.library.library.Library.call',
+            lambda *arguments: called.append(arguments[1])
+            or call(*arguments)))
         rows = self.rows('--simulate', 'dgx-a100-80', 'gpu', 'list')
+        # It does not read what it does not show.
+        self.assertNotIn('NvLink', ' '.join(called))
         self.assertEqual(8, len(rows))
         self.assertEqual(
             ['index', 'address', 'uuid', 'model', 'mode', 'roles',
