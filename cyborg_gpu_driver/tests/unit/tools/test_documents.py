@@ -227,7 +227,7 @@ class ReadmeTest(base.BaseTestCase):
                     if str(gpu.address) == '0000:41:00.0')
 
     def test_no_other_option_is_needed(self):
-        """test_first_hour and test_offers_simulated show what it offers."""
+        """test_first_hour shows what it offers."""
         block, = documents.blocks(documents.text(
             documents.ROOT / 'README.rst'), 'ini')
         self.assertEqual(
