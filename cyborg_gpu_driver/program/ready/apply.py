@@ -168,27 +168,12 @@ class Applier:
         :raises ChangeRefused: nothing was changed.
         :raises ChangeFailed: saying whether the rollback succeeded.
         """
-        return self.transact(
-            gpu, lambda now: self.plan(now, wanted, options), options,
-            remember=True)
-
-    def transact(self, gpu: model.Gpu,
-                 decide: Callable[[model.Gpu], change.Change],
-                 options: Options = Options(), remember: bool = False
-                 ) -> Status:
-        """Make one complete change to a GPU under its lock, or none.
-
-        :param decide: called with the GPU's current state, to plan the
-            change. Its exceptions pass through; nothing was changed then.
-        :param remember: whether to add a GPU to the checkpoint that is not
-            in it. A GPU in the checkpoint is always kept up to date.
-        """
         with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
             now = self._transactions.read(gpu)
-            planned = decide(now)
+            planned = self.plan(now, wanted, options)
             if planned.is_empty:
                 self._records.put(gpu.address, change=None,
-                                  **self._remembered(now, remember))
+                                  layout=self.saved(now))
                 return Status.UNCHANGED
 
             def check(gpu: model.Gpu) -> Mapping[str, object]:
@@ -196,7 +181,7 @@ class Applier:
                 # Written with the removal of the change. So a process that
                 # is killed leaves no instance that is in neither record, and
                 # no layout that the GPU does not have.
-                return self._remembered(gpu, remember)
+                return {'layout': self.saved(gpu)}
 
             now, pending = self._transactions.run(
                 now, planned.steps, check, may_reset=options.may_reset,
@@ -228,13 +213,6 @@ class Applier:
         return tuple(modes_first(
             [gpu for gpu, _ in gpus], one, lambda gpu: gpu.mig is not None
             and gpu.mig.enabled != wanted[gpu.address].enabled))
-
-    def _remembered(self, now: model.Gpu, anew: bool
-                    ) -> Mapping[str, object]:
-        """The GPU's current layout, if its record is to contain one."""
-        if anew or self._records.read(now.address).layout is not None:
-            return {'layout': self.saved(now)}
-        return {}
 
 
 def modes_first(gpus: Sequence[model.Gpu],

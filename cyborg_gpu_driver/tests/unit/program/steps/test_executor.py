@@ -85,16 +85,19 @@ class PlacementTest(layouts.LayoutCase):
     def test_a_stranger_at_the_place_survives_a_rollback(self):
         self.apply()
 
-        def decide(now):
-            planned = self.applier.plan(now, self.wanted(_1g_10gb=7))
+        plan = self.applier.plan
+
+        def decide(*arguments):
+            planned = plan(*arguments)
             self.stranger = planned.create[-1].placement
             privileged.create_gpu_instance(
                 str(self.address), _ID, self.stranger.start,
                 self.stranger.size)
             return planned
 
-        error = self.assertRaises(exception.ChangeFailed,
-                                  self.applier.transact, self.gpu, decide)
+        self.applier.plan = decide
+        error = self.assertRaises(exception.ChangeFailed, self.apply,
+                                  _1g_10gb=7)
         self.assertIn('the GPU is as it was before', str(error))
         self.assertEqual(
             [(self.stranger.start, self.stranger.size, _ID, [])],
