@@ -38,45 +38,61 @@ class Group:
     claims: tuple[gpu_record.Claim, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Desired:
-    """The state that a GPU should have. It does not say what to destroy."""
+def groups(record: gpu_record.GpuRecord) -> tuple[Group, ...]:
+    """Return what a GPU should have by its record, in order of creation.
 
-    wants: readiness.Wants
-    """The GPU's modes."""
-    groups: tuple[Group, ...] = ()
-    """The groups in the order in which they are created."""
-
-
-def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
-            policy: readiness.Wants) -> Desired:
-    """Return the state that a GPU should have.
-
-    Bound claims take precedence, then the layout, then the policy. The
-    kernel driver is not part of it: the agent chooses it, because the agent
-    knows about servers.
-
-    NVIDIA's driver puts a vGPU on any instance of its profile that has room.
-    So each instance is created just before its own vGPUs, and the instances
-    with the most vGPUs come first.
+    It does not say what to destroy. NVIDIA's driver puts a vGPU on any
+    instance of its profile that has room. So each instance is created just
+    before its own vGPUs, and the instances with the most vGPUs come first.
     """
-    claims = sorted((claim for claim in record.claims
-                     if claim.phase is gpu_record.Phase.BOUND
-                     and not claim.is_group),
-                    key=lambda claim: claim.function)
     layout = record.layout.layout if record.layout else None
     laid_out = {item.bare: item for item in (
         layout.instances if layout else ())}
     on_it = collections.defaultdict(list)
-    for claim in claims:
+    for claim in _bound(record):
         on_it[claim.instance].append(claim)
-    groups = [
+    found = [
         Group(instance and laid_out.get(instance, instance), tuple(sharers))
         for instance, sharers in sorted(on_it.items(), key=_order)]
     if layout is not None and layout.enabled:
-        groups.extend(Group(item) for item in layout.instances
-                      if item.bare not in on_it)
-    return Desired(_wants(policy, gpu, record.layout, claims), tuple(groups))
+        found.extend(Group(item) for item in layout.instances
+                     if item.bare not in on_it)
+    return tuple(found)
+
+
+def wants(gpu: model.Gpu, record: gpu_record.GpuRecord,
+          policy: readiness.Wants) -> readiness.Wants:
+    """Return the modes that a GPU should have.
+
+    Bound claims take precedence, then the layout, then the policy. The
+    kernel driver is not part of it: the agent chooses it, because the agent
+    knows about servers.
+    """
+    claims = _bound(record)
+    vfs = policy.vfs
+    if (any(claim.function != gpu.address for claim in claims)
+            or vfs is None and record.layout is not None
+            and record.layout.vfs):
+        vfs = True
+    mixed = policy.mixed
+    if claims and (mixed or any(claim.vgpu_placement is not None
+                                for claim in claims)):
+        mixed = any(claim.vgpu_placement is not None
+                    for claim in claims) or None
+    scheduler = policy.scheduler
+    if (mixed and scheduler
+            and scheduler[0] is model.SchedulerPolicy.FIXED_SHARE):
+        scheduler = None
+    return readiness.Wants(_mig(policy.mig, gpu, record.layout, claims), vfs,
+                           mixed, scheduler)
+
+
+def _bound(record: gpu_record.GpuRecord) -> list[gpu_record.Claim]:
+    """The bound claims on vGPUs."""
+    return sorted((claim for claim in record.claims
+                   if claim.phase is gpu_record.Phase.BOUND
+                   and not claim.is_group),
+                  key=lambda claim: claim.function)
 
 
 def creation(gpu: model.Gpu, instances: Iterable[spec.MigInstanceSpec],
@@ -195,26 +211,6 @@ def _order(group: tuple[spec.MigInstanceSpec | None,
                         Sequence[gpu_record.Claim]]) -> tuple:
     instance, claims = group
     return (instance is not None, -len(claims), instance or ())
-
-
-def _wants(policy: readiness.Wants, gpu: model.Gpu,
-           saved: gpu_record.SavedLayout | None,
-           claims: Sequence[gpu_record.Claim]) -> readiness.Wants:
-    vfs = policy.vfs
-    if (any(claim.function != gpu.address for claim in claims)
-            or vfs is None and saved is not None and saved.vfs):
-        vfs = True
-    mixed = policy.mixed
-    if claims and (mixed or any(claim.vgpu_placement is not None
-                                for claim in claims)):
-        mixed = any(claim.vgpu_placement is not None
-                    for claim in claims) or None
-    scheduler = policy.scheduler
-    if (mixed and scheduler
-            and scheduler[0] is model.SchedulerPolicy.FIXED_SHARE):
-        scheduler = None
-    return readiness.Wants(_mig(policy.mig, gpu, saved, claims), vfs, mixed,
-                           scheduler)
 
 
 def _mig(policy: bool | None, gpu: model.Gpu,

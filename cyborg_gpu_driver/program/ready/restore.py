@@ -101,8 +101,7 @@ class Restorer:
                 self._transactions.read(gpu)
             gpu = self._modes(gpu, record, done, failed)
             modes_set()
-            for group in desired.desired(gpu, record,
-                                         readiness.Wants()).groups:
+            for group in desired.groups(record):
                 with _noted(failed, 'GPU instance '
                             f'{group.instance and group.instance.bare}'):
                     self._group(gpu, group, done, failed)
@@ -129,8 +128,7 @@ class Restorer:
         """
         done: list[str] = []
         failed: list[str] = []
-        for group in desired.desired(gpu, self._records.read(gpu.address),
-                                     readiness.Wants()).groups:
+        for group in desired.groups(self._records.read(gpu.address)):
             if any(claim.handle == handle for claim in group.claims):
                 self._group(gpu, group, done, failed, handle)
         if failed:
@@ -143,14 +141,13 @@ class Restorer:
         role = roles.in_force(gpu, gpu_record.claimed(record.claims))
 
         def wanted(now: model.Gpu) -> readiness.Wants:
-            return desired.desired(now, record, self._settings.wants(
-                now, role)).wants
+            return desired.wants(now, record, self._settings.wants(now, role))
 
         if not readiness.steps(gpu, wanted(gpu)):
             return gpu
         now = self._reader.complete_gpu(gpu.address)
-        needed = readiness.steps(now, desired.desired(
-            now, record, readiness.Wants()).wants)
+        needed = readiness.steps(now, desired.wants(
+            now, record, readiness.Wants()))
         found = blockers.of_preparing(self._machine, now, ())
         if found and needed:
             raise exception.ChangeRefused(
