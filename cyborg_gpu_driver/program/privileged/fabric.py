@@ -69,35 +69,30 @@ def partition_of_vgpu(gpu: model.Gpu, mdev_type: str) -> int | None:
 
 
 @privsep.entrypoint
-def activate(partition_id: int, function: str) -> None:
-    """Activate the partition of one GPU for the vGPU on a function.
+def activate(partition_id: int, function: str | None = None) -> None:
+    """Activate a partition: of one GPU for a vGPU, or of whole GPUs.
 
-    A partition that is active already was left by a removed vGPU, and is
-    deactivated first.
+    A partition of a vGPU that is active already was left by a removed vGPU,
+    and is deactivated first. One of whole GPUs is not touched, because its
+    server may run.
+
+    :param function: the function of the vGPU; None for whole GPUs.
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
-    address = privileged.nvidia_function(function)
+    address = (None if function is None
+               else privileged.nvidia_function(function))
     session = privileged.machine().fabric
-    if partition_id in active_of(session.partitions()):
-        session.deactivate(partition_id)
-    session.activate_with_functions(partition_id, [address])
-
-
-@privsep.entrypoint
-def activate_whole(partition_id: int) -> None:
-    """Activate a partition whose GPUs a server gets as whole GPUs.
-
-    A partition that is active is not touched: its server may run.
-    """
-    privileged.check_number('fabric partition', partition_id, _LIMIT)
-    session = privileged.machine().fabric
-    if partition_id in active_of(session.partitions()):
-        return
-    session.activate(partition_id)
-    if partition_id not in active_of(session.partitions()):
-        raise exception.StepFailed(
-            reason=f'the fabric manager accepted partition {partition_id} '
-            'but has not activated it; see its log')
+    is_active = partition_id in active_of(session.partitions())
+    if address is not None:
+        if is_active:
+            session.deactivate(partition_id)
+        session.activate_with_functions(partition_id, [address])
+    elif not is_active:
+        session.activate(partition_id)
+        if partition_id not in active_of(session.partitions()):
+            raise exception.StepFailed(
+                reason='the fabric manager accepted partition '
+                f'{partition_id} but has not activated it; see its log')
 
 
 @privsep.entrypoint

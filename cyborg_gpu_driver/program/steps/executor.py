@@ -228,11 +228,9 @@ class Executor:
             privileged_vgpu.set_vgpu_type(str(vgpu.function), 0)
 
     def _activate(self, step: change.Step) -> None:
-        if step.vgpu is None:
-            privileged_fabric.activate_whole(_partition(step))
-        else:
-            privileged_fabric.activate(_partition(step),
-                                       str(step.vgpu.function))
+        privileged_fabric.activate(
+            _partition(step),
+            None if step.vgpu is None else str(step.vgpu.function))
 
     def _deactivate(self, step: change.Step) -> None:
         privileged_fabric.deactivate(_partition(step))

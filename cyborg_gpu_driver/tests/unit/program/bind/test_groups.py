@@ -207,7 +207,7 @@ class BindTest(group_case.GroupCase):
 
     def test_a_partition_that_is_active_is_not_activated_again(self):
         for _ in range(2):
-            privileged_fabric.activate_whole(3)
+            privileged_fabric.activate(3)
         self.assertEqual(1, self.world.calls['fmActivateFabricPartition'])
 
     def test_a_partition_of_a_server_is_never_interrupted(self):

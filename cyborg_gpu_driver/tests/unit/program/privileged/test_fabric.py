@@ -27,7 +27,7 @@ class FabricTest(base.BaseTestCase):
     def test_arguments_are_checked(self):
         for number in (-1, True, '8', 1 << 31, None):
             for call in (lambda number: fabric.activate(number, _FUNCTION),
-                         fabric.deactivate, fabric.activate_whole,
+                         fabric.deactivate, fabric.activate,
                          lambda number: fabric.give_list([number])):
                 self.assertRaises(exception.InvalidValue, call, number)
         for function in ('../0000:18:00.4', '', '0000:17:00.9'):
