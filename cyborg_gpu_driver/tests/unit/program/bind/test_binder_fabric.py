@@ -147,29 +147,6 @@ class BindTest(FabricCase):
                          [entry.handle for entry in self.records.claims()])
 
 
-class MdevTest(FabricCase):
-
-    machine = 'hgx-h100'
-
-    def setUp(self):
-        super().setUp()
-        with self.machine.operation(write=True):
-            for gpu in self.machine.gpus:
-                gpu.state.mig = gpu.state.pending = False
-        self.live.refresh()
-
-    def test_bind_and_unbind(self):
-        handle = self.handle(_WHOLE)
-        self.binder.bind(*handle)
-        self.assert_active(self.partition)
-        with self.machine.operation():
-            self.assertEqual({'8': [handle[0]]},
-                             self.machine.state.fabric.active)
-        self.binder.unbind(*handle)
-        self.assert_active()
-        self.assertEqual(([], []), self.truth())
-
-
 class RestartTest(FabricCase):
 
     def setUp(self):

@@ -62,15 +62,6 @@ class OfferTest(group_case.GroupCase):
 
 class BindTest(group_case.GroupCase):
 
-    def test_a_bind_may_come_again(self):
-        handle = self.bind(1, 3)
-        self.running.binder.bind(*handle)
-        self.assert_sound()
-        self.running.binder.unbind(*handle)
-        self.running.binder.unbind(*handle)
-        self.assert_sound()
-        self.assertEqual((), self.records.claims())
-
     def test_a_guest_gets_all_gpus_and_leaves_them_clean(self):
         handle = self.bind(2, 4)
         members = self.offer(2, 4).members

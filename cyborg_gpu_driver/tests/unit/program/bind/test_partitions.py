@@ -8,92 +8,12 @@ import uuid
 import fixtures
 import pynvml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
-
-
-class VgpuCase(binder_case.BinderCase):
-
-    vfio = False
-    policy = policy.Policy('p', policy.Mode.VGPU)
-
-    def setUp(self):
-        super().setUp()
-        self.parts = self.node.claimed_vgpus
-        self.entry = gpu_record.Claim(
-            handle=str(uuid.UUID(int=1)), gpu=self.address,
-            function=model.PciAddress.parse(self.function),
-            mdev_type=self.types[0], profile='x', phase=gpu_record.Phase.BOUND,
-            vfio=self.vfio)
-
-    def create(self, entry):
-        return self.parts.create_vgpu(self.live.gpu(self.address), entry)
-
-
-class VgpuTests:
-
-    def test_made_once_and_not_again(self):
-        self.assertIsNone(self.parts.vgpu_type(self.entry.vgpu))
-        for _ in range(2):
-            self.assertEqual(self.entry, self.create(self.entry))
-            self.assertEqual(self.types[0],
-                             self.parts.vgpu_type(self.entry.vgpu))
-        self.assertEqual(1, len(self.truth()[1]))
-
-    def test_what_is_there_is_not_made_something_else(self):
-        self.create(self.entry)
-        before = self.truth()
-        other = dataclasses.replace(self.entry, mdev_type=self.types[1])
-        error = self.assertRaises(exception.StepFailed, self.create, other)
-        self.assertIn(self.types[0], str(error))
-        self.assertEqual(before, self.truth())
-
-    def test_removed_once_and_not_again(self):
-        self.create(self.entry)
-        gpu = self.live.gpu(self.address)
-        for _ in range(2):
-            self.parts.destroy_vgpu(self.address, self.entry.vgpu, gpu)
-            self.assertEqual([], self.truth()[1])
-
-    def test_only_vendor_vfio_tells_of_an_instance(self):
-        self.create(self.entry)
-        self.assertIsNone(self.parts.instance_under(self.entry))
-
-
-class MdevTest(VgpuTests, VgpuCase):
-
-    machine = 't4x4'
-    gpu = function = '0000:3b:00.0'
-    types = ('nvidia-231', 'nvidia-233')
-
-
-class VfioTest(VgpuTests, VgpuCase):
-
-    machine = 'a100x4-vfio'
-    gpu = '0000:b1:00.0'
-    function = '0000:b1:00.5'
-    types = ('nvidia-696', 'nvidia-697')
-    vfio = True
-
-    def test_a_function_that_is_gone_has_no_vgpu(self):
-        gone = dataclasses.replace(
-            self.entry, function=model.PciAddress.parse('0000:b1:1f.7'))
-        self.assertIsNone(self.parts.vgpu_type(gone.vgpu))
-        self.parts.destroy_vgpu(self.address, gone.vgpu,
-                                self.live.gpu(self.address))
-
-    def test_another_type_is_not_cleared(self):
-        privileged_vgpu.set_vgpu_type(self.function, 697)
-        before = self.truth()
-        self.parts.destroy_vgpu(self.address, self.entry.vgpu,
-                                self.live.gpu(self.address))
-        self.assertEqual(before, self.truth())
 
 
 class SharedInstancesTest(binder_case.BinderCase):
@@ -157,13 +77,6 @@ class SharedInstancesTest(binder_case.BinderCase):
     def _live(self):
         self.live.refresh()
         return self.live.gpu(self.address).mig.instances
-
-    def test_an_entry_without_an_instance_has_none_to_remove(self):
-        entry = dataclasses.replace(self.entry(1, 0), placement=None,
-                                    profile_id=None, instance_id=None)
-        self.assertIsNone(self.parts.destroy_instance(entry))
-        self.assertIsNone(entry.instance)
-        self.assertEqual([(47, 0)], self.truth()[0])
 
 
 class MovedTest(binder_case.BinderCase):

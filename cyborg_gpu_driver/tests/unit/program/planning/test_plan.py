@@ -94,25 +94,9 @@ class SharedInstanceTest(base.BaseTestCase):
         self.assertEqual(3, planned.instance_id)
         self.assertEqual(model.Placement(6, 3), planned.placement)
 
-    def test_without_room_one_is_cut(self):
-        gpu = _gpu(instances=((0, 1),))
-        planned = self.where(gpu, *(_entry(number, 0, 1)
-                                    for number in (1, 2, 3)))
-        self.assert_cut(planned)
-        self.assertNotEqual(model.Placement(0, 3), planned.placement)
-
     def test_one_of_another_framebuffer_size_is_not_joined(self):
         gpu = _gpu(instances=((0, 1),))
         self.assert_cut(self.where(gpu, _entry(1, 0, 1, type_number=1463)))
-
-    def test_what_somebody_else_cut_is_not_filled(self):
-        self.assert_cut(self.where(_gpu(instances=((0, 1),))))
-
-    def test_one_that_is_no_longer_ours_is_not_filled(self):
-        # By now another instance has its id, or its place.
-        for start, number in ((0, 7), (3, 1)):
-            self.assert_cut(self.where(_gpu(instances=((start, number),)),
-                                       _entry(1, 0, 1)))
 
     def test_what_has_to_be_restored_keeps_its_place(self):
         lost = [_entry(number, start, number)
@@ -127,12 +111,6 @@ class SharedInstanceTest(base.BaseTestCase):
         self.assertIn('next to 1g.24gb+gfx@0, 1g.24gb+gfx@3, 1g.24gb+gfx@6, '
                       '1g.24gb+gfx@9', str(error))
 
-    def test_a_type_that_fills_its_instance_shares_none(self):
-        gpu = _gpu(instances=((0, 1),))
-        offer = _offer(1466, per_instance=1, framebuffer=24576)
-        self.assert_cut(self.where(
-            gpu, _entry(1, 0, 1, type_number=1466), offer=offer))
-
     def test_what_the_driver_tells_goes_before_the_journal(self):
         # The journal has three vGPUs on the first instance. The NVIDIA driver
         # has one there, and two of another tool on the second instance.
@@ -146,97 +124,11 @@ class SharedInstanceTest(base.BaseTestCase):
             (offers.Held(spec.of(gpu.mig.instances[0]), 'nvidia-1464'),),
             plan.held(gpu, entries, ''))
 
-    def test_a_vgpu_on_an_instance_that_is_not_known_is_nowhere(self):
-        gpu = _with_vgpu(_gpu(_VFIO, instances=((0, 1),)), 0, 1464, 5)
-        self.assertEqual((), plan.held(gpu, (), ''))
-
-
-class FunctionTest(base.BaseTestCase):
-
-    def function(self, gpu, *entries):
-        offer = _offer()
-        return plan.plan(gpu, (offer,), offer, _asked(), entries,
-                         '').function
-
-    def test_a_server_is_given_no_other_function(self):
-        for framework in (_MDEV, _VFIO):
-            entry = _entry(1, 0, 1, function=_VFS[0],
-                           vfio=framework is _VFIO,
-                           phase=gpu_record.Phase.UNBINDING)
-            error = self.assertRaises(exception.BindRefused, self.function,
-                                      _gpu(framework), entry)
-            self.assertIn(entry.handle, str(error))
-
-    def test_a_function_that_carries_anothers_vgpu_is_refused(self):
-        by_hand = _gpu()
-        by_hand = dataclasses.replace(by_hand, vfs=(
-            dataclasses.replace(by_hand.vfs[0], mdevs=(
-                model.Mdev('by-hand', _VFS[0], 'nvidia-1464'),)),
-            *by_hand.vfs[1:]))
-        for gpu, name in ((by_hand, 'by-hand'),
-                          (_with_vgpu(_gpu(_VFIO), 0, 1464), str(_VFS[0]))):
-            error = self.assertRaises(exception.BindRefused, self.function,
-                                      gpu)
-            self.assertIn(f'{name} that this driver did not create',
-                          str(error))
-
-
-class MixedSizesTest(base.BaseTestCase):
-
-    def gpu(self, free_large=(0, 20), free_small=(0, 10, 20, 30)):
-        return _gpu(mig=None, mixed_sizes=True, vgpu_types=(
-            model.VgpuType(470, 'A100-20C', 'Compute', 20480, 2,
-                           placement_size=20, placements=(0, 20),
-                           free_placements=free_large),
-            model.VgpuType(468, 'A100-10C', 'Compute', 10240, 4,
-                           placement_size=10, placements=(0, 10, 20, 30),
-                           free_placements=free_small)))
-
-    def placement(self, gpu, number, *entries):
-        small, large = (dataclasses.replace(
-            _offer(kind), mode=policy.Mode.VGPU, gi_profile_id=None)
-            for kind in (468, 470))
-        wanted = small if number == 468 else large
-        return plan.plan(gpu, (small, large), wanted, _asked(),
-                         entries, '').vgpu_placement
-
-    def test_a_small_one_leaves_room_for_a_large_one(self):
-        self.assertEqual(0, self.placement(self.gpu(), 468))
-        gpu = self.gpu((20,), (10, 20, 30))
-        self.assertEqual(10, self.placement(gpu, 468))
-        self.assertEqual(20, self.placement(gpu, 470))
-
-    def test_what_was_promised_is_not_given_away_again(self):
-        # NVML may report the place as free while no guest runs.
-        entry = _entry(1, 0, 1, 468, placement=None, vgpu_placement=0)
-        self.assertEqual(10, self.placement(self.gpu(), 468, entry))
-        self.assertEqual(20, self.placement(self.gpu(), 470, entry))
-
-    def test_without_a_place_it_is_refused(self):
-        error = self.assertRaises(exception.BindRefused, self.placement,
-                                  self.gpu((), (10,)), 470)
-        self.assertIn('no placement', str(error))
-
-    def test_elsewhere_the_driver_sees_to_that(self):
-        gpu = dataclasses.replace(self.gpu(), mixed_sizes=False)
-        self.assertIsNone(self.placement(gpu, 468))
-
 
 _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
 
 
 class ParseTest(base.BaseTestCase):
-
-    def test_good_strings_are_taken(self):
-        asked = plan.parse_request('0000:3b:00.4', 'nvidia-474', _HANDLE)
-        self.assertEqual('0000:3b:00.4', str(asked.function))
-        self.assertEqual('nvidia-474', asked.mdev_type)
-        self.assertEqual(_HANDLE, asked.handle)
-
-    def test_upper_case_uuid_becomes_what_sysfs_shows(self):
-        asked = plan.parse_request('0000:3b:00.4', 'nvidia-474',
-                                   _HANDLE.upper())
-        self.assertEqual(_HANDLE, asked.handle)
 
     def test_each_bad_string_is_named(self):
         good = ('0000:3b:00.4', 'nvidia-474', _HANDLE)

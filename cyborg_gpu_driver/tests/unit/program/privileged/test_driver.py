@@ -246,12 +246,6 @@ class DriverTest(base.BaseTestCase):
         self.assertIn(_AUDIO, str(self.assertRaises(
             exception.DriverStuck, privileged_driver.bind, _GPU, 'nvidia')))
 
-    def test_a_reset_that_does_not_return(self):
-        self._with_a_driver_that_hangs_at('reset')
-        self.assertRaises(exception.DriverStuck, privileged_driver.reset,
-                          _GPU)
-        self.assertIsNone(self.kernel.driver(_GPU))
-
     def test_a_machine_that_has_room_for_no_process(self):
         self.use(dataclasses.replace(
             self.machine, sysfs=pci.Sysfs(self.kernel.root)))
