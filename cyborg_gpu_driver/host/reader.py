@@ -3,9 +3,8 @@
 """Takes snapshots of the machine from sysfs and NVML.
 
 A fault of a GPU costs the details of that GPU, never the snapshot. GPUs are
-read in parallel, so a GPU that does not answer in time delays no other, but
-for the first snapshot of a session: there one board of each kind comes first.
-What may change is read for each snapshot. What cannot be read is left out and
+read in parallel, so a GPU that does not answer in time delays no other. What
+may change is read for each snapshot. What cannot be read is left out and
 reported as a problem; it is never taken from an earlier snapshot. Only a GPU
 that NVML is not queried about, because it is bound to another driver, has the
 facts of its record.
