@@ -48,16 +48,20 @@ class Chronicle:
     """Logs each problem when it appears and when it is over."""
 
     def __init__(self) -> None:
-        self._said: set[tuple[str, str]] = set()
+        self._said: dict[str, tuple[str, ...]] = {}
 
     def tell(self, current: Mapping[str, tuple[str, ...]]) -> None:
         """Log what differs from the problems of the last snapshot."""
-        now = {(what, reason) for what, reasons in current.items()
-               for reason in reasons}
-        for what, reason in sorted(now - self._said):
-            LOG.warning('%(what)s: %(reason)s',
-                        {'what': what, 'reason': reason})
-        for what, reason in sorted(self._said - now):
-            LOG.warning('%(what)s: no longer a problem: %(reason)s',
-                        {'what': what, 'reason': reason})
-        self._said = now
+        for name in sorted({*current, *self._said}):
+            now = current.get(name, ())
+            before = self._said.get(name, ())
+            for reason in now:
+                if reason not in before:
+                    LOG.warning('%(what)s: %(reason)s',
+                                {'what': name, 'reason': reason})
+            for reason in before:
+                if reason not in now:
+                    LOG.warning('%(what)s: no longer a problem: %(reason)s',
+                                {'what': name, 'reason': reason})
+        self._said = {name: reasons for name, reasons in current.items()
+                      if reasons}

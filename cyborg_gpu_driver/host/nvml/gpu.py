@@ -68,7 +68,6 @@ class GpuReader:
         self._static = nvml_static.StaticReader(nvml)
         self._known: dict[model.PciAddress, _Known] = {}
         self._failures: dict[model.PciAddress, str] = {}
-        self._generation = 0
 
     def complete(self, gpus: Iterable[model.Gpu], detail: bool = False
                  ) -> list[Reading]:
@@ -83,7 +82,7 @@ class GpuReader:
         if not gpus:
             return []
         session = self._nvml.generation
-        read = self._read_all(gpus, detail)
+        read = deadline.each(lambda gpu: self._attempt(gpu, detail), gpus)
         hopeful = [item for item in read if self._may_heal(item)]
         if hopeful and self._nvml.reset():
             LOG.info('Opening NVML again because of %s', '; '.join(
@@ -95,26 +94,6 @@ class GpuReader:
                     if item.reasons or item.is_to_be_repeated else item
                     for gpu, item in zip(gpus, read, strict=True)]
         return [self._noted(item) for item in read]
-
-    def _read_all(self, gpus: list[model.Gpu], detail: bool) -> list[Reading]:
-        """Read GPUs in parallel.
-
-        In a new session, one board of each kind comes first: the others
-        share its facts.
-        """
-        def attempt(gpu: model.Gpu) -> Reading:
-            return self._attempt(gpu, detail)
-
-        read = []
-        if self._generation != self._nvml.generation:
-            self._generation = self._nvml.generation
-            read = deadline.each(attempt, {
-                _board(gpu): gpu for gpu in gpus}.values())
-        known = {item.gpu.address: item for item in read}
-        rest = deadline.each(attempt, [
-            gpu for gpu in gpus if gpu.address not in known])
-        known.update((item.gpu.address, item) for item in rest)
-        return [known[gpu.address] for gpu in gpus]
 
     def _attempt(self, gpu: model.Gpu, detail: bool) -> Reading:
         try:

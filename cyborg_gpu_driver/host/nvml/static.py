@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import threading
+from collections.abc import Callable
 from collections.abc import Hashable
 from typing import Any
 
@@ -51,14 +53,79 @@ class Facts:
     """The schedulers that the GPU has, without the policy in force."""
 
 
+PART = 6
+"""Divisor of the timeout of one GPU. A thread waits for the quotient until
+another GPU of the same kind has been read."""
+
+
+class Alike:
+    """A cache of facts that are equal for all boards of a kind.
+
+    The facts are read from one board, once per session. If several threads
+    want the same facts, one reads them and the others wait. They do not wait
+    long, because the GPU that is read may not answer. Facts that were read
+    with problems are not cached.
+
+    :param wait: seconds after which a waiting thread reads its own board.
+    """
+
+    def __init__(self, wait: float) -> None:
+        self._wait = wait
+        self._mutex = threading.Lock()
+        self._generation: int | None = None
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def of(self, generation: int, kind: Hashable | None,
+           read: Callable[[problems_module.Problems], Any],
+           problems: problems_module.Problems) -> Any:
+        """Return what ``read`` returns for a kind of board.
+
+        :param generation: generation of the session. The cache keeps nothing
+            from one session to the next, as the driver may have changed.
+        :param kind: all that the answer depends on. If it is None, the kind
+            is not known and each board is read separately.
+        """
+        if kind is None:
+            return read(problems)
+        with self._mutex:
+            if generation != self._generation:
+                self._generation, self._kinds = generation, {}
+            entry = self._kinds.setdefault(kind, _Kind())
+        if not entry.mutex.acquire(timeout=self._wait):
+            return read(problems)
+        try:
+            return self._read(entry, read, problems)
+        finally:
+            entry.mutex.release()
+
+    def _read(self, entry: _Kind,
+              read: Callable[[problems_module.Problems], Any],
+              problems: problems_module.Problems) -> Any:
+        if entry.known is None:
+            found = problems_module.Problems()
+            answer = read(found)
+            for reason in found.all():
+                problems.add(reason)
+            if found.all():
+                return answer
+            entry.known = (answer,)
+        return entry.known[0]
+
+
+class _Kind:
+    """The cache entry for one kind of board."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self.known: tuple[Any] | None = None
+
+
 class StaticReader:
     """Reads static facts through a session."""
 
     def __init__(self, nvml: nvml_module.NvmlSession):
         self._nvml = nvml
-        self._generation = 0
-        self._kinds: dict[Hashable, dict[str, Any]] = {}
-        """What boards of a kind share, read in this session."""
+        self._alike = Alike(nvml.timeout / PART)
 
     def facts(self, device: Any, mig: bool | None,
               problems: problems_module.Problems,
@@ -101,31 +168,25 @@ class StaticReader:
         if board is not None:
             vbios = self._text('nvmlDeviceGetVbiosVersion', device, problems)
 
-        kind = (board, vbios, mig, memory_mib, numbers)
-        if self._generation != self._nvml.generation:
-            # The driver may have changed.
-            self._generation, self._kinds = self._nvml.generation, {}
-        if vbios and kind in self._kinds:
-            return self._kinds[kind]
-        found = problems_module.Problems()
-        profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
-        if mig is not None:
-            with found.noted('GPU instance profiles'):
-                profiles = self._profiles(device, mig)
-        compute = branch = None
-        with found.noted('compute capability'):
-            compute = self._nvml.optional(
-                'nvmlDeviceGetCudaComputeCapability', device)
-        with found.noted('driver version'):
-            branch = self._nvml.driver_version().partition('.')[0]
-        facts = {'profiles': profiles, 'driver_branch': branch,
-                 'compute_capability': compute and '{}.{}'.format(*compute),
-                 **self._vgpu_facts(device, mig, numbers, found)}
-        for reason in found.all():
-            problems.add(reason)
-        if vbios and not found.all():
-            self._kinds[kind] = facts
-        return facts
+        def read(found: problems_module.Problems) -> dict[str, Any]:
+            profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
+            if mig is not None:
+                with found.noted('GPU instance profiles'):
+                    profiles = self._profiles(device, mig)
+            compute = branch = None
+            with found.noted('compute capability'):
+                compute = self._nvml.optional(
+                    'nvmlDeviceGetCudaComputeCapability', device)
+            with found.noted('driver version'):
+                branch = self._nvml.driver_version().partition('.')[0]
+            return {'profiles': profiles, 'driver_branch': branch,
+                    'compute_capability': compute and '{}.{}'.format(*compute),
+                    **self._vgpu_facts(device, mig, numbers, found)}
+
+        return self._alike.of(
+            self._nvml.generation,
+            vbios and (board, vbios, mig, memory_mib, numbers), read,
+            problems)
 
     def _text(self, name: str, device: Any, problems: problems_module.Problems
               ) -> str | None:
