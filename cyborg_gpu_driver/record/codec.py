@@ -10,8 +10,9 @@ have no others.
 
 A field that has its default value is left out, so a record can get new
 fields without a new version. :func:`parts` ignores fields of a later release,
-so an upgrade can be rolled back. Hints may be ``Annotated`` with functions
-that check a value. They return the value or raise.
+and :func:`carried` writes them again: after an upgrade is rolled back and
+repeated, nothing is missing. Hints may be ``Annotated`` with functions that
+check a value. They return the value or raise.
 """
 
 from __future__ import annotations
@@ -101,6 +102,37 @@ def parts(kind: type, content: Any) -> tuple[dict[str, Any], dict[str, str]]:
         except ValueError as error:
             problems[name] = str(error)
     return values, problems
+
+
+def carried(kind: Any, before: Any, after: Any) -> Any:
+    """Encoded content with the fields that only a later release knows.
+
+    Members of a list belong together if their first fields are equal.
+
+    :param before: the content that ``after`` replaces.
+    """
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = typing.get_args(kind)[0]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if type(before) is not type(after) or type(after) not in (dict, list):
+        return after
+    if origin is collections.abc.Mapping:
+        return {key: carried(args[1], before.get(key), item)
+                for key, item in after.items()}
+    if (origin in (tuple, frozenset) and dataclasses.is_dataclass(args[0])
+            and not hasattr(args[0], 'parse')):
+        first = dataclasses.fields(args[0])[0].name
+        return [carried(args[0], next((
+            old for old in before if type(old) is dict
+            and old.get(first) == item.get(first)), None), item)
+                for item in after]
+    if not dataclasses.is_dataclass(kind) or type(after) is not dict:
+        return after
+    hints = _hints(typing.cast(type, kind))
+    return {**{name: item for name, item in before.items()
+               if name not in hints},
+            **{name: carried(hints[name], before.get(name), item)
+               for name, item in after.items()}}
 
 
 def _decoded(kind: Any, strict: bool, content: Any) -> Any:

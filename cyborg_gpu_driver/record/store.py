@@ -10,7 +10,7 @@ and a checksum. The same rules apply to all records:
   damaged file aside and keeps each part that can be decoded. Lost claims are
   rebuilt from the hardware and Cyborg. A GPU whose cordons or health are lost
   is cordoned until an operator lifts that.
-* A field that only a later release knows is ignored.
+* A field that only a later release knows is ignored, and written again.
 * Data that must be on the disk before the hardware is touched is written
   through :meth:`Store.gpu`, which raises if it cannot be written.
 * Observations are written through :meth:`Store.keep`. While they cannot be
@@ -77,8 +77,12 @@ def _decoded(path: str, address: model.PciAddress, content: Any
 
 
 def _salvage(path: str, address: model.PciAddress
-             ) -> tuple[gpu_record.GpuRecord, str]:
-    """What the file of a damaged record still tells, and what is lost."""
+             ) -> tuple[gpu_record.GpuRecord, str, Any]:
+    """What the file of a damaged record still tells, and what is lost.
+
+    Also returns the content, for the fields of a later release; None if it
+    has an error somewhere.
+    """
     content, is_sound = durable.salvage(path, KIND)
     values: dict[str, Any] = {}
     lost = {field.name for field in dataclasses.fields(gpu_record.GpuRecord)}
@@ -87,7 +91,9 @@ def _salvage(path: str, address: model.PciAddress
         is_ours = gpu_record.GpuRecord(**found).is_of(address)
         if is_ours and is_sound:
             values, lost = found, set(problems)
-        elif is_ours:
+        elif not is_ours:
+            content = None
+        else:
             # Any value may be wrong. Keep what only closes the GPU.
             values = {name: found[name] for name in _CLOSING & found.keys()}
     record = gpu_record.GpuRecord(**values)
@@ -104,7 +110,7 @@ def _salvage(path: str, address: model.PciAddress
             record.cordons, cordon.Cordon(
                 cordon.Source.RECORD, time.time(),
                 reason='other cordons and errors of it may be lost')))
-    return record, text
+    return record, text, content if is_sound else None
 
 
 _EMPTY = gpu_record.GpuRecord()
@@ -235,7 +241,7 @@ class Store(boards.Records):
         self.clock = clock
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
-        """The mark and record of each file when it was last read."""
+        """The mark, record and content of each file when it was last read."""
         self._pending = Pending()
         self._failed: set[model.PciAddress] = set()
         """The GPUs whose last change is not written."""
@@ -383,9 +389,9 @@ class Store(boards.Records):
             error = self._damage(address)
             if error is not None:
                 kept = durable.keep_aside(path)
-                record, lost = _salvage(path, address)
+                record, lost, content = _salvage(path, address)
                 parts = self._pending.of(address)
-                self._write(address, joined(record, parts))
+                self._write(address, joined(record, parts), content)
                 self._pending.forget(address, parts)
                 LOG.error('%(error)s. The record was moved to %(kept)s. '
                           '%(lost)s', {'error': error, 'kept': kept,
@@ -619,7 +625,7 @@ class Store(boards.Records):
             return _EMPTY
         record = _decoded(path, address, content)
         # The mark is from before the read: newer content is read again.
-        self._cache[address] = mark, record
+        self._cache[address] = mark, record, content
         return record
 
     def _counted(self, record: gpu_record.GpuRecord
@@ -636,11 +642,20 @@ class Store(boards.Records):
         return dataclasses.replace(record, ledger=ledger.following(
             record.ledger, record.assigned, now, last))
 
-    def _write(self, address: model.PciAddress, record: gpu_record.GpuRecord
-               ) -> None:
+    def _write(self, address: model.PciAddress, record: gpu_record.GpuRecord,
+               before: Any = None) -> None:
+        """Write a record.
+
+        :param before: the content that it replaces; None for the last one
+            that was read.
+        """
         path = self.path(address)
-        durable.write(path, KIND, VERSION, codec.encode(record))
-        self._cache[address] = durable.mark(path), record
+        if before is None and address in self._cache:
+            before = self._cache[address][2]
+        content = codec.carried(gpu_record.GpuRecord, before,
+                                codec.encode(record))
+        durable.write(path, KIND, VERSION, content)
+        self._cache[address] = durable.mark(path), record, content
 
     def _say(self, what: Hashable, error: object) -> None:
         """Log an error once."""
