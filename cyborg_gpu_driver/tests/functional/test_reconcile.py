@@ -74,6 +74,17 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
     def remove_mdev(self, handle):
         self.sysfs().write('1', 'bus', 'mdev', 'devices', handle, 'remove')
 
+    def create(self, profile_id, size, *starts):
+        """Create GPU instances as another tool does."""
+        with self.world:
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
+            for start in starts:
+                pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                    device, profile_id, ctypes.byref(
+                        pynvml.c_nvmlGpuInstancePlacement_t(start, size)))
+            pynvml.nvmlShutdown()
+
     def destroy(self, instance_id):
         """Destroy a GPU instance behind the driver's back."""
         with self.world.operation(write=True):
@@ -130,12 +141,7 @@ class HandleTest(ReconcileCase):
         (instance,) = self.hardware().instances
         self.remove_mdev(self.handle)
         self.destroy(instance)
-        with self.world:
-            pynvml.nvmlInit()
-            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
-                pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu), 14,
-                ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(4, 2)))
-            pynvml.nvmlShutdown()
+        self.create(14, 2, 4)
         rows, said = self.doctor('--repair', code=1)
         self.assertEqual({'vgpu-gone', 'foreign-instance'}, set(rows))
         self.assertFalse(rows['vgpu-gone']['safe'])
@@ -224,14 +230,7 @@ class HandleTest(ReconcileCase):
     def test_what_is_made_by_hand_is_left_alone(self):
         with self.world.operation():
             function = self.world.gpu(self.gpu).vf_addresses[-1]
-        with self.world:
-            pynvml.nvmlInit()
-            device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
-            for start in (0, 1):
-                pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
-                    device, 19, ctypes.byref(
-                        pynvml.c_nvmlGpuInstancePlacement_t(start, 1)))
-            pynvml.nvmlShutdown()
+        self.create(19, 1, 0, 1)
         (kind,) = [deployable for device in self.driver._agent.report()
                    for deployable in device.deployables
                    if deployable.offer.profile == '1g.10gb']
@@ -267,8 +266,6 @@ class DriftTest(ReconcileCase):
         self.assertEqual(set(), self.drift())
         placement = self.cloud.placement
         provider = self.cloud.provider(self.name('1g.10gb'))['uuid']
-        wrong = placement.get(f'/resource_providers/{provider}/inventories')
-        wrong['inventories']['CUSTOM_NVIDIA_1G_10GB']['reserved'] += 1
         handle = servers[1].arqs[0]['attach_handle_uuid']
         consumer = {
             'allocations': {provider: {
@@ -276,8 +273,6 @@ class DriftTest(ReconcileCase):
             'project_id': _UUID, 'user_id': _UUID,
             'consumer_generation': None, 'consumer_type': 'INSTANCE'}
         for kind, act, arguments in (
-                ('reserved', placement.put,
-                 (f'/resource_providers/{provider}/inventories', wrong)),
                 ('no-request', self.lose_request, (servers[0],)),
                 ('vgpu-gone', self.remove_mdev, (handle,)),
                 ('not-allocated', placement.delete,
@@ -291,6 +286,12 @@ class DriftTest(ReconcileCase):
             self.drift()
         placement.delete(f'/allocations/{_UUID}')
         self.cloud.unbind(servers[1])
+        self.assertEqual(set(), self.drift())
+        before = {*self.hardware().instances}
+        self.create(19, 1, 0)
+        self.assertEqual({'foreign-instance'}, self.drift())
+        (instance,) = {*self.hardware().instances} - before
+        self.destroy(instance)
         self.clean()
         self.assertEqual(set(), self.drift())
 

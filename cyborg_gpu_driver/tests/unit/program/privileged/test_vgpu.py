@@ -99,8 +99,7 @@ class SriovTest(base.BaseTestCase):
         self.slept = []
 
     def manage(self, body, enable=True):
-        """Use a script as sriov-manage. Return the arguments of its runs,
-        and the error."""
+        """Use a script as sriov-manage; return its arguments and the error."""
         script = os.path.join(self.directory, 'sriov-manage')
         told = pathlib.Path(self.directory, 'told')
         told.write_text('')
