@@ -17,7 +17,6 @@ from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 
 _SCHEMAS = (
     definition.DEFINITION, files.HOST, inventory.INVENTORY,
-    inventory.PCI_DEVICES, inventory.PCI_GPU,
     yaml.DEVICES, yaml.ITEMS, yaml.LAYOUT_FILE)
 _FLAVOR = schema.mapping({
     'name': schema.matching('[a-z]+', 'lower-case letters', 'gpu'),
