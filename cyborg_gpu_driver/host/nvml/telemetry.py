@@ -29,6 +29,8 @@ _LEFT_OUT = gate.ABSENT | {'NO_PERMISSION'}
 """nvml.h on nvmlDeviceGetMemoryInfo: in MIG mode it answers for the GPU "only
 if the caller has appropriate privileges"."""
 _NOW_AND_THEN = frozenset({'NO_DATA', 'NOT_FOUND', 'NOT_READY'})
+_EACH = frozenset({'nvmlDeviceGetClockInfo', 'nvmlDeviceGetNvLinkState'})
+"""Calls that may be supported for one number and not for another."""
 _MILLI = 1e-3
 _MEGA = 1e6
 _PERCENT = 1e-2
@@ -119,6 +121,7 @@ class Sample:
 class _Known:
     """Facts that hold until the session or the MIG mode changes."""
 
+    nvml: nvml_module.NvmlSession
     valid: tuple[int, bool]
     """Generation of the session, and whether MIG mode is on."""
     uuid: str = ''
@@ -126,12 +129,28 @@ class _Known:
     """Number of NVLinks of the GPU."""
     mig_devices: int = 0
     """Maximum number of MIG devices."""
+    absent: set[str] = dataclasses.field(default_factory=set)
+    """Calls that this GPU does not support, some with their number."""
     last: int = 0
     """The driver's timestamp of the last vGPU sample, in microseconds."""
     samples: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     """By id of a GPU instance: its last one or two GPM samples, the newest
     last. They are not freed when the session ends: nvml.h does not say
     whether a later session may do that."""
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Return the answer of a call; None if there is none."""
+        key = f'{name} {arguments[1]}' if name in _EACH else name
+        if key in self.absent:
+            return None
+        try:
+            return self.nvml.call(name, *arguments)
+        except exception.NvmlError as error:
+            if error.symbol in _LEFT_OUT:
+                self.absent.add(key)
+            elif error.symbol not in _NOW_AND_THEN:
+                raise
+            return None
 
 
 class TelemetryReader:
@@ -162,17 +181,16 @@ class TelemetryReader:
         if known is None or known.valid != valid:
             known = self._first(device, valid)
             self._known[address] = known
-        nvml = self._nvml
-        vgpus = _vgpus(nvml, device)
-        board = (*_board(nvml, device), *_fields(nvml, device, known))
-        instances = tuple(_instances(nvml, device, known))
+        vgpus = _vgpus(known, device)
+        board = (*_board(known, device), *_fields(known, device))
+        instances = tuple(_instances(known, device))
         numbers = {int(labels[0]) for labels in (
             *vgpus.values(), *(value.labels for value in instances))
             if labels[0]}
         return Sample(known.uuid, (
             *board, *instances,
-            *_instance_utilization(nvml, device, known, sorted(numbers)),
-            *_vgpu_values(nvml, device, known, vgpus)))
+            *_instance_utilization(known, device, sorted(numbers)),
+            *_vgpu_values(known, device, vgpus)))
 
     def _first(self, device: Any, valid: tuple[int, bool]) -> _Known:
         field = pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT
@@ -180,27 +198,17 @@ class TelemetryReader:
             'nvmlDeviceGetFieldValues', device, [field]) or ())
         count = self._nvml.optional('nvmlDeviceGetMaxMigDeviceCount', device)
         return _Known(
-            valid, self._nvml.uuid(device),
+            self._nvml, valid, self._nvml.uuid(device),
             int(links.get((field, 0), 0)), (count or 0) if valid[1] else 0)
 
 
-def _ask(nvml: nvml_module.NvmlSession, name: str, *arguments: Any) -> Any:
-    """Return the answer of a call; None if there is none."""
-    try:
-        return nvml.call(name, *arguments)
-    except exception.NvmlError as error:
-        if error.symbol in _LEFT_OUT | _NOW_AND_THEN:
-            return None
-        raise
-
-
-def _board(nvml: nvml_module.NvmlSession, device: Any) -> Iterator[Value]:
+def _board(known: _Known, device: Any) -> Iterator[Value]:
     """Yield the values that have a call of their own."""
-    rates = _ask(nvml, 'nvmlDeviceGetUtilizationRates', device)
+    rates = known.ask('nvmlDeviceGetUtilizationRates', device)
     if rates is not None:
         yield Value('utilization_ratio', rates.gpu * _PERCENT)
         yield Value('memory_utilization_ratio', rates.memory * _PERCENT)
-    memory = _ask(nvml, 'nvmlDeviceGetMemoryInfo', device)
+    memory = known.ask('nvmlDeviceGetMemoryInfo', device)
     if memory is not None:
         yield Value('memory_bytes', memory.total)
         yield Value('memory_used_bytes', memory.used)
@@ -214,13 +222,12 @@ def _board(nvml: nvml_module.NvmlSession, device: Any) -> Iterator[Value]:
              pynvml.NVML_CLOCK_SM),
             ('clock_hertz', _MEGA, ('memory',), 'nvmlDeviceGetClockInfo',
              pynvml.NVML_CLOCK_MEM)):
-        found = _ask(nvml, name, device, *arguments)
+        found = known.ask(name, device, *arguments)
         if found is not None:
             yield Value(metric, found * factor, labels)
 
 
-def _fields(nvml: nvml_module.NvmlSession, device: Any,
-            known: _Known) -> Iterator[Value]:
+def _fields(known: _Known, device: Any) -> Iterator[Value]:
     """Yield the values of nvmlDeviceGetFieldValues, and of NVLinks."""
     links = range(known.links)
     wanted = [*FIELDS]
@@ -229,7 +236,7 @@ def _fields(nvml: nvml_module.NvmlSession, device: Any,
         wanted += ((field, link) for link in links
                    for field in (_LINK_STATE, *_PER_LINK))
     found = _answered(
-        _ask(nvml, 'nvmlDeviceGetFieldValues', device, wanted) or ())
+        known.ask('nvmlDeviceGetFieldValues', device, wanted) or ())
     for field, (metric, factor, labels) in FIELDS.items():
         if (field, 0) in found:
             yield Value(metric, found[field, 0] * factor, labels)
@@ -238,7 +245,7 @@ def _fields(nvml: nvml_module.NvmlSession, device: Any,
     for link in links:
         state = found.get((_LINK_STATE, link))
         if state is None:
-            state = _ask(nvml, 'nvmlDeviceGetNvLinkState', device, link)
+            state = known.ask('nvmlDeviceGetNvLinkState', device, link)
         if state is not None:
             # Neither inactive nor asleep (NVML_NVLINK_STATE_SLEEP).
             yield Value('nvlink_up', float(state == 1), (str(link),))
@@ -265,8 +272,7 @@ def _answered(fields: Iterable[Any]) -> dict[tuple[int, int], float]:
             and field.valueType in _VALUES}
 
 
-def _instances(nvml: nvml_module.NvmlSession, device: Any,
-               known: _Known) -> Iterator[Value]:
+def _instances(known: _Known, device: Any) -> Iterator[Value]:
     """Yield the memory of each GPU instance that has a MIG device.
 
     A MIG device is a compute instance; its memory is that of the GPU
@@ -276,13 +282,13 @@ def _instances(nvml: nvml_module.NvmlSession, device: Any,
     for index in range(known.mig_devices):
         # Failures are not remembered, because MIG devices come and go.
         try:
-            mig = nvml.call('nvmlDeviceGetMigDeviceHandleByIndex', device,
-                            index)
-            number = nvml.call('nvmlDeviceGetGpuInstanceId', mig)
+            mig = known.nvml.call('nvmlDeviceGetMigDeviceHandleByIndex',
+                                  device, index)
+            number = known.nvml.call('nvmlDeviceGetGpuInstanceId', mig)
             if number in seen:
                 continue
             seen.add(number)
-            memory = nvml.call('nvmlDeviceGetMemoryInfo', mig)
+            memory = known.nvml.call('nvmlDeviceGetMemoryInfo', mig)
         except exception.NvmlError as error:
             # INVALID_ARGUMENT: the device went away between two calls.
             if error.symbol in {*_LEFT_OUT, *_NOW_AND_THEN,
@@ -294,8 +300,7 @@ def _instances(nvml: nvml_module.NvmlSession, device: Any,
         yield Value('instance_memory_used_bytes', memory.used, labels)
 
 
-def _instance_utilization(nvml: nvml_module.NvmlSession, device: Any,
-                          known: _Known, numbers: Collection[int]
+def _instance_utilization(known: _Known, device: Any, numbers: Collection[int]
                           ) -> Iterator[Value]:
     """Yield how busy GPU instances were since the previous reading.
 
@@ -306,36 +311,38 @@ def _instance_utilization(nvml: nvml_module.NvmlSession, device: Any,
     """
     samples = known.samples
     for number in {*samples} - {*numbers}:
-        _free(nvml, samples.pop(number))
+        _free(known, samples.pop(number))
     for number in numbers:
         pair = samples.setdefault(number, [])
         try:
-            if _takes_sample(nvml, device, number, pair):
+            if _takes_sample(known, device, number, pair):
                 if len(pair) == 2:
-                    yield from _busy(nvml, number, pair)
+                    yield from _busy(known, number, pair)
                 continue
         except exception.NvmlError as error:
             # The instance went away meanwhile.
             if error.symbol != 'INVALID_ARGUMENT':
                 raise
-        _free(nvml, samples.pop(number))
+        _free(known, samples.pop(number))
 
 
-def _takes_sample(nvml: nvml_module.NvmlSession, device: Any, number: int,
+def _takes_sample(known: _Known, device: Any, number: int,
                   pair: list[Any]) -> bool:
     """Put a new sample of an instance at the end of its samples."""
+    if 'nvmlGpmMigSampleGet' in known.absent:
+        return False
     if len(pair) == 2:
         pair.reverse()
     else:
-        new = _ask(nvml, 'nvmlGpmSampleAlloc')
+        new = known.ask('nvmlGpmSampleAlloc')
         if new is None:
             return False
         pair.append(new)
-    return _ask(nvml, 'nvmlGpmMigSampleGet', device, number,
+    return known.ask('nvmlGpmMigSampleGet', device, number,
                 pair[-1]) is not None
 
 
-def _busy(nvml: nvml_module.NvmlSession, number: int, pair: list[Any]
+def _busy(known: _Known, number: int, pair: list[Any]
           ) -> Iterator[Value]:
     wanted = pynvml.c_nvmlGpmMetricsGet_t()
     wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
@@ -343,7 +350,7 @@ def _busy(nvml: nvml_module.NvmlSession, number: int, pair: list[Any]
     wanted.numMetrics = len(_GPM)
     for item, metric in zip(wanted.metrics, _GPM, strict=False):
         item.metricId = metric
-    if _ask(nvml, 'nvmlGpmMetricsGet', wanted) is None:
+    if known.ask('nvmlGpmMetricsGet', wanted) is None:
         return
     for item in wanted.metrics[:len(_GPM)]:
         if item.nvmlReturn == pynvml.NVML_SUCCESS and item.value >= 0:
@@ -351,38 +358,38 @@ def _busy(nvml: nvml_module.NvmlSession, number: int, pair: list[Any]
                         (str(number),))
 
 
-def _free(nvml: nvml_module.NvmlSession, samples: Iterable[Any]) -> None:
+def _free(known: _Known, samples: Iterable[Any]) -> None:
     for sample in samples:
-        _ask(nvml, 'nvmlGpmSampleFree', sample)
+        known.ask('nvmlGpmSampleFree', sample)
 
 
-def _vgpus(nvml: nvml_module.NvmlSession, device: Any
+def _vgpus(known: _Known, device: Any
            ) -> dict[int, tuple[str, ...]]:
     """Return the vGPUs that guests run. NVML knows no others.
 
     :returns: by NVML's number: GPU instance, the number, mdev and server.
     """
     found: dict[int, tuple[str, ...]] = {}
-    for vgpu in _ask(nvml, 'nvmlDeviceGetActiveVgpus', device) or ():
-        instance = gate.known(_ask(
-            nvml, 'nvmlVgpuInstanceGetGpuInstanceId', vgpu))
+    for vgpu in known.ask('nvmlDeviceGetActiveVgpus', device) or ():
+        instance = gate.known(known.ask(
+            'nvmlVgpuInstanceGetGpuInstanceId', vgpu))
         found[vgpu] = (
             '' if instance is None else str(instance), str(vgpu),
-            _uuid(_ask(nvml, 'nvmlVgpuInstanceGetMdevUUID', vgpu)),
-            _server(_ask(nvml, 'nvmlVgpuInstanceGetVmID', vgpu)))
+            _uuid(known.ask('nvmlVgpuInstanceGetMdevUUID', vgpu)),
+            _server(known.ask('nvmlVgpuInstanceGetVmID', vgpu)))
     return found
 
 
-def _vgpu_values(nvml: nvml_module.NvmlSession, device: Any, known: _Known,
+def _vgpu_values(known: _Known, device: Any,
                  vgpus: Mapping[int, tuple[str, ...]]) -> Iterator[Value]:
     if not vgpus:
         return
     for vgpu, labels in vgpus.items():
-        used = _ask(nvml, 'nvmlVgpuInstanceGetFbUsage', vgpu)
+        used = known.ask('nvmlVgpuInstanceGetFbUsage', vgpu)
         if used is not None:
             yield Value('vgpu_framebuffer_used_bytes', used, labels)
     # The samples since the last call.
-    for sample in _ask(nvml, 'nvmlDeviceGetVgpuUtilization', device,
+    for sample in known.ask('nvmlDeviceGetVgpuUtilization', device,
                        known.last) or ():
         known.last = max(known.last, sample.timeStamp)
         if sample.vgpuInstance not in vgpus:

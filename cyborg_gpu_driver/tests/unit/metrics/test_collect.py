@@ -253,13 +253,13 @@ class AgentTest(_Case):
 
     def test_a_server_that_is_gone_before_the_next_report(self):
         observer = self.agent._observer
-        observer._node.conf.set_override('auth_type', 'password', 'gpu_cloud')
+        self.agent.conf.set_override('auth_type', 'password', 'gpu_cloud')
         self.placement.project = 'ours'
         # After a while, only a report asks Cyborg.
         for begin, late in ((1000, 500), (100_000, 20_000)):
             self.be_at(begin)
             self.agent.bind(*self.asked)
-            (entry,) = self.agent._records.claims()
+            (entry,) = self.agent.records.claims()
             known = reconcile.Requests((reconcile.Request(
                 entry.handle, _ARQ, _SERVER, entry.function,
                 entry.mdev_type),))

@@ -59,8 +59,8 @@ class OfferListTest(base.CommandCase):
         self.assertEqual(
             ['address', 'profile', 'resource_class', 'total', 'in_use',
              'creatable', 'reserved', 'reported', 'problem', 'traits',
-             'gpus', 'provider_name', 'provider_uuid', 'attributes',
-             'driver_name', 'attach_handles', 'device'], list(rows[0]))
+             'gpus', 'provider_name', 'provider_uuid', 'driver_name',
+             'attributes', 'attach_handles', 'device'], list(rows[0]))
         by_gpu = {}
         for row in rows:
             self.assertEqual(

@@ -170,4 +170,4 @@ class FileTest(layouts.LayoutCase):
                  ).compute.clear()
         output, errors = self.layout('export', code=1)
         self.assertEqual('', output)
-        self.assertIn('has no compute instance', ' '.join(errors.split()))
+        self.assertIn('without compute instances', ' '.join(errors.split()))
