@@ -370,8 +370,6 @@ class FixedTest(RestoreCase):
         ('DC-1-8Q', 4), ('DC-1-24Q', 1)), scheduler=_EQUAL)
 
     def test_reboot(self):
-        done = self.restore()
-        self.assertIn('create vGPU DC-1-24Q on 0000:16:00.6', done)
         self.assert_back_after_a_reboot()
         instances = self.live.gpu(self.address).mig.instances
         self.assertEqual({_EQUAL}, {item.scheduler.policy
