@@ -334,7 +334,8 @@ def compute_processes(library, handle, count, infos):
     abi.put_list(infos, count, pynvml.c_nvmlProcessInfo_v3_t, values)
 
 
-@abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v3')
+@abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',
+            'nvmlDeviceGetMPSComputeRunningProcesses_v3')
 def other_processes(library, handle, count, infos):
     library.device(handle)
     abi.put(count, 0)

@@ -62,3 +62,10 @@ class FabricConfigTest(RealCase):
                 side_effect=exception.StepFailed(reason='looked'))
             partitions.look()
             self.assertEqual(looked, partitions.partitions.called)
+
+
+class BootTest(base.BaseTestCase):
+
+    def test_the_kernel_names_its_start(self):
+        self.assertEqual(platform.boot_id(), platform.boot_id())
+        self.assertTrue(platform.boot_id())

@@ -303,5 +303,5 @@ class OpenstackGpuTest(base.BaseTestCase):
                 succeeded += 1
             except exception.GpuDriverError as error:
                 self.assertNotIn('\n', str(error), words)
-        self.assertGreater(succeeded, 15)
-        self.assertGreater(len(lines), 30)
+        self.assertGreater(succeeded, 10)
+        self.assertGreater(len(lines), 25)

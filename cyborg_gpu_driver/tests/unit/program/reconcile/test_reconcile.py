@@ -206,14 +206,6 @@ class NameTest(ReconcileCase):
         self.assertNotIn('could not repair', self.look())
         self.assertIn('recreated', self.look())
 
-    def test_what_the_report_does_is_not_counted(self):
-        entry = self.bind()
-        self.usages = {self.address: (words.Usage(
-            'uuid', entry.profile, entry.mdev_type, 1, 1, 0),)}
-        said = self.look()
-        self.assertIn('should be 0', said)
-        self.assertNotIn('host: 1', said)
-
     def test_it_never_raises(self):
         self.cloud.requests = lambda: 1 / 0
         self.assertIn('division by zero', self.look())
