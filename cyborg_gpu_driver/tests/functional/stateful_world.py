@@ -263,7 +263,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
 
     def raise_xid(self, gpu, xid):
         """Tell the agent of an error, as its watcher's thread does."""
-        self.driver._running()._health.event(condition.Event(
+        self.driver._running().health.event(condition.Event(
             model.PciAddress.parse(gpu), xid))
 
     def heal(self, gpu):
@@ -373,7 +373,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         While a stopped command holds a record, only the agent knows.
         """
         return {entry.handle
-                for entry in self.driver._running()._records.claims()
+                for entry in self.driver._running().records.claims()
                 if entry.phase is gpu_record.Phase.UNBINDING}
 
     def differences(self):

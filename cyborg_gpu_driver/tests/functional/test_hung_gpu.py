@@ -95,7 +95,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.timed(self.report)
         self.assertTrue(self.everything_reserved(GPU))
         self.assertEqual(2, len(self.cloud.cyborg.devices()))
-        self.assertIsNotNone(self.driver._running()._health.unhealthy(
+        self.assertIsNotNone(self.driver._running().health.unhealthy(
             model.PciAddress.parse(GPU)))
         # Bind as many as fit on the GPU that answers, and one more, which is
         # refused: the driver then reads that GPU again, and no other.

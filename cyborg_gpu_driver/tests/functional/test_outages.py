@@ -47,7 +47,7 @@ class NvmlTest(outages.OutageCase):
         world.load_library()
         self.assert_all_right()
         self.assertEqual('550.163.01', self.driver._running()
-                         ._host.host().driver_version)
+                         .live.host().driver_version)
 
 
 class PartlyReadTest(outages.OutageCase):

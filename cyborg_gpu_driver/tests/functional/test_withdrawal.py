@@ -107,11 +107,11 @@ class WithdrawalTest(gpu_cloud.GpuTestCase):
 
     def test_a_record_that_an_agent_cannot_read_when_it_starts(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
-        (claim,) = self.driver._running()._records.claims()
+        (claim,) = self.driver._running().records.claims()
         self.report()
         gpu = str(claim.gpu)
         before = self.reserved(gpu)
-        path = self.driver._running()._records.path(claim.gpu)
+        path = self.driver._running().records.path(claim.gpu)
         self.end_agent()
         with unreadable.file(path):
             self.cloud.report()
