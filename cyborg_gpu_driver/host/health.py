@@ -218,8 +218,9 @@ _STILL_MEMBERS = {None, exception.NvmlNotAnswering.symbol}
 freed, which may hang too while a call about the GPU hangs."""
 _WAIT_MS = 1000
 """How long one call waits. Stopping and pausing take that long."""
-_RETRY = 2.0
-"""Seconds until the GPUs are waited on again after an error."""
+_RETRY = 10.0
+"""Seconds until the GPUs are waited on again after an error. Each attempt
+may load the driver again that an operator has just removed."""
 
 Callback = Callable[[condition.Event], object]
 
