@@ -59,10 +59,8 @@ class ReservedWriter:
                  clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._tree = tree
-        self._written: dict[str, tuple[int, int]] = {}
-        """Provider to what it offers and its generation, as last seen."""
-        self._bodies: dict[str, Mapping[str, Any]] = {}
-        """The inventory of each provider in ``_written``, as last seen."""
+        self._written: dict[str, Mapping[str, Any]] = {}
+        """The inventory of each provider, as last seen."""
         self._closed: set[str] = set()
         """Providers that another client may have closed. The next report
         opens them, unless it finds that they have to be closed."""
@@ -81,7 +79,7 @@ class ReservedWriter:
         :raises PlacementRefused: if Placement refused a write.
         """
         self._each((item for item in wanted
-                    if self._written.get(item.provider, (None, None))[0]
+                    if self._seen(item.provider)[0]
                     != item.offered),
                    lambda item: self._put(item, False))
 
@@ -104,7 +102,7 @@ class ReservedWriter:
             if generation is None:
                 # Cyborg creates the provider after its first report.
                 self._written.pop(inventory.provider, None)
-            elif self._written.get(inventory.provider) != (
+            elif self._seen(inventory.provider) != (
                     inventory.offered, generation):
                 self._put(inventory, True)
 
@@ -147,8 +145,10 @@ class ReservedWriter:
         response = self._store(provider, url, body, body['total'])
         if response.status_code != 200:
             return None
-        return cleaning.Seen(seen.tenants, self._written[provider][1],
-                             seen.ours + 1)
+        return cleaning.Seen(
+            seen.tenants,
+            self._written[provider]['resource_provider_generation'],
+            seen.ours + 1)
 
     def _each(self, inventories: Iterable[Inventory],
               put: Callable[[Inventory], object]) -> None:
@@ -180,21 +180,17 @@ class ReservedWriter:
         url = (f'/resource_providers/{inventory.provider}/inventories/'
                f'{inventory.resource_class}')
         # Placement refuses a write if the provider has changed since then.
-        known = self._bodies.get(inventory.provider) if (
-            not reporting and inventory.provider in self._written) else None
+        known = None if reporting else self._written.get(inventory.provider)
         for _ in range(_WRITES):
             body, known = known or self._tree.get(url), None
             if body is None:
                 self._written.pop(inventory.provider, None)
                 return
-            generation = body['resource_provider_generation']
             # Until Cyborg has processed a report with another total,
             # Placement has the former one.
             reserved = max(0, body['total'] - inventory.offered)
             if body['reserved'] == reserved:
-                self._written[inventory.provider] = (
-                    body['total'] - reserved, generation)
-                self._bodies[inventory.provider] = body
+                self._written[inventory.provider] = body
                 self._closed.discard(inventory.provider)
                 return
             if self._leaves_closed(inventory, body, reporting):
@@ -217,6 +213,13 @@ class ReservedWriter:
             f'{inventory.provider}',
             code=response.status_code, text=response.text)
 
+    def _seen(self, provider: str) -> tuple[int | None, int | None]:
+        """What a provider offers and its generation, as last seen."""
+        body = self._written.get(provider)
+        return (None, None) if body is None else (
+            body['total'] - body['reserved'],
+            body['resource_provider_generation'])
+
     def _leaves_closed(self, inventory: Inventory, body: Mapping[str, Any],
                        reporting: bool) -> bool:
         """Whether to keep a provider closed that another client has closed.
@@ -231,9 +234,9 @@ class ReservedWriter:
             if reporting:
                 self._closed.discard(provider)
             return not reporting
-        seen = self._written.get(provider)
+        seen = self._seen(provider)
         if (seen == (0, body['resource_provider_generation'])
-                or seen is None and reporting):
+                or provider not in self._written and reporting):
             # The writer closed it itself, or it was closed before the agent
             # first asked Cyborg.
             return False
@@ -250,8 +253,6 @@ class ReservedWriter:
                 version=publishing.VERSION)
             self._own[provider] += response.status_code == 200
         if response.status_code == 200:
-            self._bodies[provider] = now = publishing.content(
+            self._written[provider] = publishing.content(
                 response, f'PUT {url}')
-            self._written[provider] = (
-                body['total'] - reserved, now['resource_provider_generation'])
         return response
