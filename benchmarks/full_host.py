@@ -83,7 +83,7 @@ class FullHost:
             self.cloud.report()
             self.machine = pynvml.nvmlLib.machine
             self.servers = self._fill()
-            self.placement.wrap(self.driver._running()._tree.client,
+            self.placement.wrap(self.driver._running().tree.client,
                                 'get', 'put')
             self.simulator.wrap(self.machine.library, 'call')
             self.simulator.wrap(self.machine.os, *stopwatch.SYSTEM_CALLS)

@@ -53,12 +53,14 @@ LOG = logging.getLogger(__name__)
 class Agent(node.Node):
     """One host's GPUs as Cyborg sees them: a node that asks the services."""
 
+    tree: publishing.ProviderTree
+
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
         connection.register_opts(conf)
-        self._tree = publishing.ProviderTree(placement)
-        super().__init__(conf, settings, hostname, self._tree, mdev_problem)
+        super().__init__(conf, settings, hostname,
+                         publishing.ProviderTree(placement), mdev_problem)
         if self.platform.is_root():
             self.act_here()
         self.publisher = publishing.Publisher(self._write)
@@ -66,7 +68,7 @@ class Agent(node.Node):
         """Cyborg's last answer about the accelerator requests."""
         self._requests = cyborg.RequestWatch(conf, hostname)
         self._disabled = cyborg.DisabledWatch(conf, hostname)
-        self._drift = drift.Drift(self._tree, hostname)
+        self._drift = drift.Drift(self.tree, hostname)
         self._steady = drift.Steady()
         self._observer = observer.Observer(self)
         self._said = log_once.LogOnce()
@@ -129,7 +131,7 @@ class Agent(node.Node):
         """
         try:
             for uuid in sorted(self.records.read(address).providers):
-                found = self._tree.get(f'/resource_providers/{uuid}/traits')
+                found = self.tree.get(f'/resource_providers/{uuid}/traits')
                 if why := found and cordon.of_traits(found['traits']):
                     return why
         except Exception as error:
@@ -174,7 +176,7 @@ class Agent(node.Node):
     def report_changes(self) -> tuple[names.ReportedDevice, ...]:
         """Report with stubs for the GPUs that need no full report."""
         return self._steady.thin(*self._report(), drift.room(
-            gpu_conf.rpc_timeout(self.conf), self._tree.latency))
+            gpu_conf.rpc_timeout(self.conf), self.tree.latency))
 
     def _report(self) -> tuple[tuple[names.ReportedDevice, ...],
                                Collection[str] | None]:
@@ -344,7 +346,7 @@ class Agent(node.Node):
             # The drift comparison has just read them, if it had a reason to.
             there = generations = (
                 self._drift.take_generations()
-                or self._tree.generations(decided.providers))
+                or self.tree.generations(decided.providers))
             complete = self.publisher.enforce(decided.trusted, generations)
             self.reserved_writer.enforce(decided.draining, generations)
         except Exception as error:
