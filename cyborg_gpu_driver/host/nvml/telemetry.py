@@ -339,7 +339,7 @@ def _takes_sample(known: _Known, device: Any, number: int,
             return False
         pair.append(new)
     return known.ask('nvmlGpmMigSampleGet', device, number,
-                pair[-1]) is not None
+                     pair[-1]) is not None
 
 
 def _busy(known: _Known, number: int, pair: list[Any]
@@ -390,7 +390,7 @@ def _vgpu_values(known: _Known, device: Any,
             yield Value('vgpu_framebuffer_used_bytes', used, labels)
     # The samples since the last call.
     for sample in known.ask('nvmlDeviceGetVgpuUtilization', device,
-                       known.last) or ():
+                            known.last) or ():
         known.last = max(known.last, sample.timeStamp)
         if sample.vgpuInstance not in vgpus:
             continue
