@@ -112,11 +112,9 @@ class SyncTest(base.TestCase):
                                 {'hw:cpu_policy': 'shared'})
         document['flavors'][0]['projects'] = ['project1', 'project2']
         document['flavors'][0]['description'] = 'a slice'
-        document['limits'][0] = {'gpu': '1g.10gb', 'default': 50,
-                                 'projects': {'project1': 9}}
+        document['limits'][0]['projects'] = {'project1': 9}
         self.assertEqual(
             {'sync.slice': ('update', 'done'),
-             'class:CUSTOM_NVIDIA_1G_10GB': ('update', 'done'),
              'class:CUSTOM_NVIDIA_1G_10GB limit': ('update', 'done')},
             self.sync(document))
         flavor = self.named('sync.slice')
