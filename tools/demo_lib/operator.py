@@ -61,7 +61,6 @@ class Operator:
         return {gpu['address']: {name: value for name, value in gpu.items()
                                  if name != 'recorded_at'} for gpu in shown}
 
-    def picture(self, address: str) -> str:
-        """Return the picture of one GPU's layout, from below the table."""
-        shown = self.text('gpu', 'show', address, '-c', 'address')
-        return shown.split('+\n', 3)[-1].rstrip('\n')
+    def map(self) -> str:
+        """Return what is in use on each GPU, and by whom."""
+        return self.text('gpu', 'map').rstrip('\n')

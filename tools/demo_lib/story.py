@@ -107,18 +107,18 @@ class Story:
     def _boot_shared(self):
         self._screen.heading('A server with a vGPU of the T4')
         self._expect_mdev(_T4, self._boot(_profile(VGPU_TYPE)))
-        self._screen.block(self._operator.picture(_T4))
+        self._screen.block(self._operator.map())
 
     def _boot_slices(self):
         self._screen.heading(
             'Servers with MIG slices of the A100, created when they are bound')
         for name in _SLICES:
             self._expect_mdev(_A100, self._boot(_profile(name)))
-            self._screen.block(self._operator.picture(_A100))
+            self._screen.block(self._operator.map())
         smallest = _profile(_SLICES[-1])
         while self._cloud.nova.candidates(smallest):
             self._expect_mdev(_A100, self._boot(smallest))
-            self._screen.block(self._operator.picture(_A100))
+            self._screen.block(self._operator.map())
         self._refuse(smallest)
 
     def _refuse(self, profile):
@@ -138,7 +138,7 @@ class Story:
             self._cloud.nova.delete_server(server.uuid)
             self._screen.line(f'deleted {server.uuid} '
                               f'({server.device_profile})')
-        self._screen.block(self._operator.picture(_A100))
+        self._screen.block(self._operator.map())
 
     def _prove(self, before):
         self._screen.heading('Everything is as before')

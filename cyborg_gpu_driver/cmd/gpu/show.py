@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import collections
-import os
+import itertools
+import operator
 
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import gpu_map
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_type
 
@@ -60,7 +61,7 @@ def _roles(view, gpu):
 
 
 class ShowGpu(output.ShowOne):
-    """Show one GPU, with a picture of the slices in use.
+    """Show one GPU.
 
     A fabric partition is a set of GPUs that NVIDIA's fabric manager connects
     by NVLink. Partitions that share a GPU cannot be active at the same time.
@@ -81,19 +82,6 @@ class ShowGpu(output.ShowOne):
                             ('roles', _roles(view, gpu)),
                             ('cordons', _cordons(view, gpu)))
         return names, values
-
-    def produce_output(self, parsed_args, column_names, data):
-        result = super().produce_output(parsed_args, column_names, data)
-        if parsed_args.formatter == 'table':
-            self._draw(self.app.view.gpu(parsed_args.gpu))
-        return result
-
-    def _draw(self, gpu):
-        view = self.app.view
-        self.app.stdout.write('\n'.join(gpu_map.lines(
-            [_tile(view, gpu)],
-            gpu_map.pens_for(getattr(self.app.stdout, 'encoding', None)),
-            gpu_map.TILE)) + '\n')
 
 
 def _fabric(view, gpu):
@@ -276,63 +264,79 @@ def _creatable(function):
 
 # ``cyborg-gpu gpu map``.
 
-_COLOURS = {'bound': '36', 'created': '33', 'free': '32',
-            'passthrough': '32', 'blocked': '2', 'off': '2', 'unread': '31'}
-"""Parameters of the escape sequence SGR (ECMA-48, 8.3.117)."""
-
-
 class MapGpu(output.Lister):
-    """Draw the layouts of all GPUs of this host side by side.
+    """List what is in use on all GPUs of this host, by whom, and what is free.
 
-    A box is a GPU instance with its profile and the attach handle that has
-    it, or a unit of memory that is free or in which nothing can be created
-    now. GPUs without MIG are one box. Other formats and --long list the
-    boxes, with the handles in full.
+    A part is a GPU instance or vGPU, with the start of the attach handle
+    that has it, or a range of memory units that is free or blocked: nothing
+    can be created there now. Other formats have the handles in full.
     """
+
+    brief = ('index', 'address', 'mode', 'parts')
 
     def take_action(self, parsed_args):
         view = self.app.view
         view.explain()
-        self._tiles = [_tile(view, gpu) for gpu in view.host.gpus]
-        return _MAP_NAMES, [row for tile in self._tiles for row in _rows(tile)]
-
-    def produce_output(self, parsed_args, column_names, data):
-        if (parsed_args.formatter != 'table' or parsed_args.long
-                or parsed_args.columns):
-            return super().produce_output(parsed_args, column_names, data)
-        stdout = self.app.stdout
-        pens = gpu_map.pens_for(getattr(stdout, 'encoding', None))
-        # Any value of NO_COLOR disables colors: https://no-color.org
-        coloured = stdout.isatty() and not os.environ.get('NO_COLOR')
-        for line in gpu_map.lines(
-                self._tiles, pens,
-                output.line_width(parsed_args.max_width, stdout),
-                (lambda text, state: f'\x1b[{_COLOURS[state]}m{text}\x1b[0m')
-                if coloured else lambda text, _state: text):
-            stdout.write(line + '\n')
-        return 0
+        return _MAP_NAMES, [_map_row(view, gpu) for gpu in view.host.gpus]
 
 
-_MAP_NAMES = ('index', 'address', 'model', 'mode', 'roles', 'start', 'size',
-              'state', 'profile', 'id', 'handles', 'health')
+_MAP_NAMES = ('index', 'address', 'model', 'mode', 'roles', 'health', 'parts')
+_SHORT = 8
+"""Characters of an attach handle that people see."""
 
 
-def _tile(view, gpu):
-    return gpu_map.tile(
-        gpu, choice.index(view.host, gpu), view.mode(gpu),
-        [(entry.handle, entry.function, entry.placement)
-         for entry in view.claims(gpu)],
-        view.roles(gpu))
+def _map_row(view, gpu):
+    return (output.Optional(choice.index(view.host, gpu)), str(gpu.address),
+            output.Optional(gpu.model), _mode(view, gpu), _roles(view, gpu),
+            condition.state(gpu),
+            output.Structure(parts(gpu, view.claims(gpu)), _part_line))
 
 
-def _rows(tile):
-    for box in tile.boxes:
-        place = box.placement
-        yield (output.Optional(tile.index), str(tile.gpu.address),
-               output.Optional(tile.gpu.model),
-               output.Optional(tile.mode and tile.mode.value),
-               output.Names(role.value for role in tile.roles),
-               output.Optional(place and place.start),
-               output.Optional(place and place.size), box.state.value,
-               output.Optional(box.name), output.Optional(box.instance_id),
-               output.Names(box.handles), condition.state(tile.gpu))
+def parts(gpu: model.Gpu, claims) -> list[dict]:
+    """Return the instances, vGPUs and free units of a GPU, by their place."""
+    if gpu.mig is not None and gpu.mig.enabled:
+        found = [_part('created', spec.profile_name(gpu.mig, item.profile_id),
+                       (entry.handle for entry in claims
+                        if entry.placement == item.placement),
+                       item.placement, item.instance_id)
+                 for item in gpu.mig.instances]
+        return sorted([*found, *_gaps(gpu.mig)],
+                      key=operator.itemgetter('start'))
+    types = vgpu_type.by_id(gpu)
+    return [_part('created', vgpu_type.name(types, vgpu.type_id), (
+        entry.handle for entry in claims
+        if (entry.handle == vgpu.uuid if vgpu.uuid is not None else
+            entry.function == vgpu.function and entry.placement is None)))
+        for vgpu in gpu.vgpus]
+
+
+def _gaps(mig):
+    """Yield the ranges of units of a GPU on which no instance is."""
+    grid = geometry.Geometry(mig.profiles)
+    occupancy = grid.occupancy_of(mig.instances)
+    reachable = {unit for profile in grid.profiles
+                 for place in grid.free_placements(occupancy, profile)
+                 for unit in range(place.start, place.start + place.size)}
+    states = ['' if occupancy.mask >> unit & 1
+              else 'free' if unit in reachable else 'blocked'
+              for unit in range(grid.units)]
+    start = 0
+    for state, units in itertools.groupby(states):
+        size = len([*units])
+        if state:
+            yield _part(state, None, (), model.Placement(start, size))
+        start += size
+
+
+def _part(state, profile, handles, place=None, number=None):
+    handles = [*handles]
+    return {'start': place and place.start, 'size': place and place.size,
+            'state': 'bound' if handles else state, 'profile': profile,
+            'id': number, 'handles': handles}
+
+
+def _part_line(item):
+    place = ('' if item['start'] is None
+             else f"{item['start']}:{item['size']} ")
+    return ' '.join((place + (item['profile'] or item['state']), *(
+        f'*{handle[:_SHORT]}' for handle in item['handles'])))

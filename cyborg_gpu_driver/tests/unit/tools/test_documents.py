@@ -20,13 +20,11 @@ from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import gpu_map
-from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import platform
@@ -235,19 +233,12 @@ class ReadmeTest(base.BaseTestCase):
              'policies = slices', '[gpu_policy:slices]', 'mode = mig'],
             [line for line in block.splitlines() if line])
 
-    def test_the_drawing_is_what_gpu_show_draws(self):
-        shown = re.search(r'^   1  0000:41:00.0.*? created there now$',
-                          self.text, re.MULTILINE | re.DOTALL)[0]
-        places = (0, 1), (1, 1), (2, 2), (4, 4)
-        handles = re.findall(r'\*([0-9a-f-]+)…', shown)
-        tile = gpu_map.tile(
-            self.gpu(*((profile_id, *place) for profile_id, place
-                       in zip((19, 19, 14, 9), places, strict=True))),
-            1, policy.Mode.MIG, [
-                (handle.ljust(36, '-'), None, model.Placement(*place))
-                for handle, place in zip(handles, places, strict=True)])
-        self.assertEqual(textwrap.dedent(shown).splitlines(), gpu_map.lines(
-            [tile], gpu_map.UNICODE, gpu_map.TILE))
+    def test_the_parts_are_what_gpu_map_shows(self):
+        shown = re.findall(r'^ +\|.*\| (\S+ \S+gb) \*[0-9a-f]{8} +\|$',
+                           self.text, re.MULTILINE)
+        self.assertEqual(shown, [
+            show._part_line(part) for part in show.parts(self.gpu(
+                (19, 0, 1), (19, 1, 1), (14, 2, 2), (9, 4, 4)), ())])
 
     def test_placement_has_no_candidate(self):
         grid = geometry.Geometry(self.gpu().mig.profiles)

@@ -81,7 +81,7 @@ class OfferListTest(base.CommandCase):
 
 class GpuShowTest(base.CommandCase):
 
-    def test_programs_get_no_picture(self):
+    def test_facts_of_one_gpu(self):
         shown = self.rows('--simulate', 'dgx-a100-40', 'gpu', 'show',
                           '0000:07:00.0')
         self.assertEqual('enabled', shown['mig_mode'])
