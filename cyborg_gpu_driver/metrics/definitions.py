@@ -193,8 +193,7 @@ FAILED_SAMPLES = _counter('hardware_failed_samples', _GPU, (
 HARDWARE = {metric.name: metric for metric in (
     Metric('utilization_ratio', _GPU, (
         'Share of the time in which a kernel ran on the GPU (NVML, '
-        'utilization rates). Not in MIG mode: see '
-        '``cyborg_gpu_instance_utilization_ratio``.')),
+        'utilization rates). Not in MIG mode.')),
     Metric('memory_utilization_ratio', _GPU, (
         "Share of the time in which the GPU's memory was read or written. "
         'Not in MIG mode.')),
@@ -203,55 +202,15 @@ HARDWARE = {metric.name: metric for metric in (
         'Memory that is in use or reserved by the driver.')),
     Metric('temperature_celsius', _GPU, (
         'Temperature of the GPU.')),
-    Metric('memory_temperature_celsius', _GPU, (
-        "Temperature of the GPU's memory.")),
     Metric('power_watts', _GPU, (
         'Power draw of the board: the average of one second, or on GA100 and '
         'older GPUs the current value.')),
     Metric('power_limit_watts', _GPU, (
         'Power limit of the board.')),
-    _counter('energy_joules', _GPU, (
-        'Energy that the GPU used since the driver was loaded.')),
-    Metric('clock_hertz', (*_GPU, 'clock'), 'Clock frequency.'),
-    _counter('ecc_errors', (*_GPU, 'ecc'), (
-        'ECC errors since the driver was loaded.')),
-    _counter('remapped_rows', (*_GPU, 'cause'), (
-        'Memory rows that were remapped in the lifetime of the board. Not '
-        'while there are GPU instances.')),
-    Metric('row_remap_pending', _GPU, (
-        'Whether rows wait for a reset to be remapped.')),
-    Metric('row_remap_failed', _GPU, (
-        'Whether a row could not be remapped.')),
-    Metric('nvlink_up', (*_GPU, 'link'), (
-        'Whether the NVLink is active.')),
-    _counter('nvlink_errors', (*_GPU, 'error'), (
-        'Errors of all NVLinks of the GPU.')),
-    _counter('pcie_transmitted_bytes', _GPU, (
-        'Bytes that the GPU sent over PCIe. The counter of the driver '
-        'wraps.')),
-    _counter('pcie_received_bytes', _GPU, (
-        'Bytes that the GPU received over PCIe. The counter of the driver '
-        'wraps.')),
-    _counter('pcie_replays', _GPU, (
-        'PCIe packets that were sent again.')),
     Metric('instance_memory_bytes', _INSTANCE, (
         'Memory of a GPU instance that has a compute instance.')),
     Metric('instance_memory_used_bytes', _INSTANCE, (
         'Memory of a GPU instance that is in use or reserved by the driver.')),
-    Metric('instance_utilization_ratio', _INSTANCE, (
-        'Share of the time in which a GPU instance was busy since the '
-        'previous sample (NVML, GPM). Hopper or newer.')),
-    Metric(
-        'instance_sm_utilization_ratio', _INSTANCE,
-        'Share of the SMs of a GPU instance that were busy. Hopper or newer.'),
-    Metric(
-        'instance_tensor_utilization_ratio', _INSTANCE,
-        'Share of the time in which the SMs of a GPU instance did tensor '
-        'operations. Hopper or newer.'),
-    Metric(
-        'instance_memory_bandwidth_ratio', _INSTANCE,
-        'Share of the memory bandwidth of a GPU instance that was used. '
-        'Hopper or newer.'),
     Metric('vgpu_utilization_ratio', _VGPU, (
         'Share of the time in which a vGPU ran kernels on the GPU.')),
     Metric(

@@ -91,10 +91,6 @@ class Objects:
             raise faults.Refused(
                 pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
 
-    def set(self, argument: Any, content: Any) -> None:
-        self.get(argument)
-        self._contents[handle(argument)] = content
-
     def free(self, argument: Any) -> None:
         self.get(argument)
         del self._contents[handle(argument)]

@@ -17,7 +17,7 @@ import pynvml
 
 from cyborg_gpu_driver.simulator import spec
 
-FORMAT = 3
+FORMAT = 4
 LANES = 16
 """PCIe lanes that each board has."""
 
@@ -39,15 +39,6 @@ class Meters:
     """Percent of the time in which a kernel ran."""
     memory: int = 0
     """Percent of the time in which its memory was read or written."""
-    millijoules: int = 0
-    """Energy since the driver was loaded."""
-    sent: int = 0
-    received: int = 0
-    """Bytes through PCIe."""
-    replays: int = 0
-    """PCIe packets that were sent again."""
-    link_errors: int = 0
-    """Recoveries of NVLinks, all of them on the first link."""
     links_down: list[int] = dataclasses.field(default_factory=list)
     """Numbers of NVLinks that are not active."""
 
@@ -75,8 +66,6 @@ class Instance:
         default_factory=dict)
     scheduler: Scheduler = dataclasses.field(default_factory=Scheduler)
     """The scheduler of the vGPUs that share the GPU instance."""
-    percents: list[int] = dataclasses.field(default_factory=lambda: [0] * 4)
-    """How busy it, its SMs, its tensor cores and its memory are."""
 
 
 @dataclasses.dataclass

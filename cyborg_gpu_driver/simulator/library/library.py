@@ -44,7 +44,6 @@ class Library:
         self.machine = machine
         self.handles = abi.Handles()
         self.events = abi.Objects(0x7f5300000000)
-        self.samples = abi.Objects(0x7f5400000000)
         self._sessions = 0
         self._hanging: list[str] = []
         """The calls of this process that do not return now."""

@@ -2,9 +2,7 @@
 
 """NVML's calls that monitoring makes: load, health, processes, NVLink.
 
-The functions refuse calls as nvml.h says; each one names the place. nvml.h
-says little about which GPU has which fields ("Field Identifiers"). If it says
-nothing, GPUs before Hopper have only the fields that are older than Hopper.
+The functions refuse calls as nvml.h says; each one names the place.
 """
 
 from __future__ import annotations
@@ -18,21 +16,6 @@ from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator.library import device as library_device
 
 Refused = faults.Refused
-_WITH_HBM = ('A100', 'A30', 'B200', 'B300', 'H100', 'H200', 'V100')
-"""Products whose memory has its own temperature: HBM (data sheets)."""
-_MHZ = {pynvml.NVML_CLOCK_SM: 1410, pynvml.NVML_CLOCK_MEM: 1593}
-"""Clocks of a busy A100 80GB (its product brief)."""
-_IDLE_MHZ = {pynvml.NVML_CLOCK_SM: 210, pynvml.NVML_CLOCK_MEM: 1593}
-_SUMS_OF_LINKS = {
-    pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 0,
-    pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: 0,
-    pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: 0,
-    pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: 1}
-"""1 if a field counts recoveries, else 0."""
-_OF_A_LINK = {
-    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY: 0,
-    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY: 1,
-    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC: 0}
 
 
 @abi.symbol('nvmlDeviceGetUtilizationRates')
@@ -46,149 +29,17 @@ def utilization(library, handle, rates):
     rates.gpu, rates.memory = gpu.state.meters.gpu, gpu.state.meters.memory
 
 
-@abi.symbol('nvmlDeviceGetClockInfo')
-def clock_info(library, handle, kind, value):
-    gpu = library.gpu(handle)
-    clocks = _MHZ if gpu.state.meters.gpu else _IDLE_MHZ
-    number = abi.number(kind)
-    if number not in clocks:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    abi.put(value, clocks[number])
-
-
 @abi.symbol('nvmlDeviceGetFieldValues')
 def field_values(library, handle, count, values):
     gpu = library.gpu(handle)
     for field in abi.array(values, pynvml.c_nvmlFieldValue_t,
                            abi.number(count)):
-        try:
-            found = _field(gpu, field.fieldId, field.scopeId)
-        except Refused as refused:
-            field.nvmlReturn = refused.code
+        if field.fieldId != pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
+            field.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
             continue
         field.nvmlReturn = pynvml.NVML_SUCCESS
-        if field.fieldId in _UNSIGNED_INT:
-            field.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-            field.value.uiVal = found
-        else:
-            field.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-            field.value.ullVal = found
-
-
-_ECC = (pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL,
-        pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)
-_REMAPPED = (pynvml.NVML_FI_DEV_REMAPPED_COR,
-             pynvml.NVML_FI_DEV_REMAPPED_UNC,
-             pynvml.NVML_FI_DEV_REMAPPED_PENDING,
-             pynvml.NVML_FI_DEV_REMAPPED_FAILURE)
-_UNSIGNED_INT = frozenset({
-    *_REMAPPED, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
-    pynvml.NVML_FI_DEV_MEMORY_TEMP, pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER,
-    pynvml.NVML_FI_DEV_NVLINK_GET_STATE,
-    pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT})
-
-
-def _field(gpu, number, scope):
-    """The value of a field."""
-    state, meters = gpu.state, gpu.state.meters
-    fields = {
-        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: state.recovery,
-        pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: meters.millijoules,
-        pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: meters.replays}
-    if gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER:
-        fields[pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES] = meters.sent
-        fields[pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES] = meters.received
-    if any(name in gpu.model.product for name in _WITH_HBM):
-        fields[pynvml.NVML_FI_DEV_MEMORY_TEMP] = state.celsius
-    # nvml.h of nvmlDeviceGetTotalEccErrors: "Requires ECC Mode to be
-    # enabled."
-    if state.ecc_modes[0]:
-        fields |= dict(zip(_ECC, state.ecc, strict=True))
-    if number in _REMAPPED:
-        fields |= dict(zip(_REMAPPED, _remapped_rows(gpu), strict=True))
-    found = fields.get(number)
-    if found is None:
-        found = _link_field(gpu, number, scope)
-    if found is None:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return found
-
-
-def _link_field(gpu, number, scope):
-    """A field about NVLinks; for one link, scopeId is its number (nvml.h)."""
-    architecture, errors = gpu.model.architecture, gpu.state.meters.link_errors
-    if not gpu.model.nvlinks:
-        return None
-    if number == pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT:
-        return gpu.model.nvlinks
-    if architecture < pynvml.NVML_DEVICE_ARCH_HOPPER:
-        return _times(_SUMS_OF_LINKS, number, errors)
-    if number == pynvml.NVML_FI_DEV_NVLINK_GET_STATE:
-        _check_link(gpu, scope)
-        return int(scope < len(gpu.spec.nvlink_peers)
-                   and scope not in gpu.state.meters.links_down)
-    # nvml.h: "This is unsupported for Blackwell+. Please use
-    # NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_*."
-    counters = _OF_A_LINK
-    if architecture >= pynvml.NVML_DEVICE_ARCH_BLACKWELL:
-        counters = {
-            pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS: 1}
-    if number in counters:
-        _check_link(gpu, scope)
-    return _times(counters, number, 0 if scope else errors)
-
-
-def _check_link(gpu, number):
-    if number >= gpu.model.nvlinks:
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-
-def _times(factors, number, count):
-    return factors[number] * count if number in factors else None
-
-
-# GPM: how busy GPU instances are, from two samples.
-#
-# nvml.h: all of it is "for Hopper or newer".
-
-_GPM = (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, pynvml.NVML_GPM_METRIC_SM_UTIL,
-        pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
-        pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
-
-
-@abi.symbol('nvmlGpmSampleAlloc')
-def gpm_alloc(library, reference):
-    abi.put_handle(reference, library.samples.make(None))
-
-
-@abi.symbol('nvmlGpmSampleFree')
-def gpm_free(library, sample):
-    library.samples.free(sample)
-
-
-@abi.symbol('nvmlGpmMigSampleGet')
-def gpm_mig_sample(library, handle, instance_id, sample):
-    gpu = library.gpu(handle)
-    if (gpu.model.architecture < pynvml.NVML_DEVICE_ARCH_HOPPER
-            or not gpu.state.mig):
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    instance = gpu.state.instances.get(abi.number(instance_id))
-    if instance is None:
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    library.samples.set(sample, ((gpu.address, instance.serial),
-                                 tuple(instance.percents)))
-
-
-@abi.symbol('nvmlGpmMetricsGet')
-def gpm_metrics(library, wanted):
-    wanted = abi.versioned(wanted, pynvml.NVML_GPM_METRICS_GET_VERSION)
-    older, newer = map(library.samples.get, (wanted.sample1, wanted.sample2))
-    if older is None or newer is None or older[0] != newer[0]:
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    percents = dict(zip(_GPM, newer[1], strict=True))
-    for item in wanted.metrics[:wanted.numMetrics]:
-        item.nvmlReturn = pynvml.NVML_SUCCESS
-        item.value = float(percents.get(item.metricId, 0))
+        field.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+        field.value.uiVal = gpu.state.recovery
 
 
 # NVML's calls about NVLink and how GPUs reach each other.

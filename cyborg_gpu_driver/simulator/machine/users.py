@@ -364,12 +364,6 @@ class Users(DriverBinding):
         with self.operation(write=True):
             gpu.state.meters = dataclasses.replace(gpu.state.meters, **meters)
 
-    def work_instance(self, address: str, number: int,
-                      percents: tuple[int, int, int, int]) -> None:
-        """Set how busy a GPU instance is; see :class:`.state.Instance`."""
-        with self.operation(write=True):
-            self.gpu(address).state.instances[number].percents = list(percents)
-
     def work_vgpu(self, vgpu: str, used_mib: int,
                   percents: tuple[int, int, int, int]) -> None:
         """Set how busy a virtual machine keeps its vGPU.

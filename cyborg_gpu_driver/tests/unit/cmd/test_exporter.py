@@ -52,8 +52,6 @@ class ExporterTest(base.CommandCase):
         with open(self.path, encoding='utf-8') as stream:
             text = stream.read()
         self.assertEqual(4, text.count('\ncyborg_gpu_power_watts{'))
-        # GDDR memory has no temperature sensor of its own.
-        self.assertNotIn('\ncyborg_gpu_memory_temperature_celsius{', text)
 
     def test_with_the_servers_of_libvirt(self):
         self.run_program('--simulate', 'l40sx4', 'exporter', '--libvirt',
