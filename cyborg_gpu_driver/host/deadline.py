@@ -73,39 +73,13 @@ def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     items = list(items)
     if len(items) < 2:
         return [function(item) for item in items]
-    branches = [_Branch(function, item) for item in items]
-    for branch in branches:
-        branch.join()
-    return [branch.result() for branch in branches]
-
-
-class _Branch(threading.Thread):
-    """The thread of one of several calls that run in parallel.
-
-    The threads of concurrent.futures are no daemons: a command whose GPU
-    hangs would never end.
-    """
-
-    def __init__(self, function: Callable[[Any], Any], item: Any) -> None:
-        # Formatting a whole Gpu would take longer than most calls.
-        about = getattr(item, 'address', item)
-        super().__init__(name=f'cyborg-gpu-{about}'[:40], daemon=True)
-        self._function = function
-        self._item = item
-        self._answer = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._answer = self._function(self._item)
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._answer
+    # Formatting a whole Gpu would take longer than most calls.
+    calls = [_Call(f"cyborg-gpu-{getattr(item, 'address', item)}"[:40],
+                   function, (item,)) for item in items]
+    for call in calls:
+        begin_thread(call.make, name=call.name)
+    futures.wait([call.answer for call in calls])
+    return [call.answer.result() for call in calls]
 
 
 class _Call:
@@ -273,14 +247,9 @@ def call_apart(seconds: float, act: Callable[[], str | None]) -> str:
 
 def call_in_thread(seconds: float, act: Callable[[], str | None]) -> str:
     """Call ``act`` in a thread; otherwise like :func:`call_apart`."""
-    answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(_said(act)),
-                              daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answers:
-        raise TimeoutError(seconds)
-    return _result(answers[0])
+    call = _Call('cyborg-gpu-call', act, ())
+    begin_thread(call.make, name=call.name)
+    return call.answer.result(seconds) or ''
 
 
 def _run(act: Callable[[], str | None], pipe: int) -> None:
@@ -341,26 +310,6 @@ def _reap() -> None:
             _left.discard(child)
 
 
-# Starts threads where the operating system may refuse one.
-#
-# A container's limit of processes, ``TasksMax`` of systemd and missing memory
-# make ``Thread.start`` raise RuntimeError. Such a moment passes.
-
-def ensure_thread(thread: threading.Thread | None, run: Callable[[], object],
-                  name: str) -> threading.Thread:
-    """Return a thread that lives: the given one, or a new one.
-
-    The caller assigns the result to the variable that had ``thread``, and
-    does not change the variable if this raises. So the next caller tries
-    again. A thread that has died is replaced too, and one that stayed in the
-    parent process at a fork.
-    """
-    if thread is None or not thread.is_alive():
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-    return thread
-
-
 class Repeated:
     """Calls a function in a thread of its own again and again.
 
@@ -379,9 +328,18 @@ class Repeated:
         self._said = log_once.LogOnce()
 
     def start(self) -> None:
-        """Start the thread, or a new one if it has died."""
+        """Start the thread, or a new one if it has died.
+
+        :raises RuntimeError: if the operating system starts no thread now: a
+            container's limit of processes, ``TasksMax`` of systemd or missing
+            memory. The next call tries again.
+        """
         self.is_stopping = False
-        self._thread = ensure_thread(self._thread, self._run, self._name)
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._run, name=self._name,
+                                      daemon=True)
+            thread.start()
+            self._thread = thread
 
     def ask(self) -> None:
         """Make the next call at once."""
@@ -412,22 +370,19 @@ class Repeated:
 
 
 def begin_thread(run: Callable[..., object], *arguments: Any, name: str
-                 ) -> threading.Thread | None:
+                 ) -> None:
     """Call a function in a thread of its own. Never raises.
 
     If no thread can be started now, the function runs in the caller's
-    thread: the caller waits for the work, and does not lose it.
-
-    :returns: the thread; None if the function has ended already.
+    thread: the caller waits for the work, and does not lose it. The threads
+    of concurrent.futures are no daemons: a command whose GPU hangs would
+    never end.
     """
-    thread = threading.Thread(target=run, args=arguments, name=name,
-                              daemon=True)
     try:
-        thread.start()
+        threading.Thread(target=run, args=arguments, name=name,
+                         daemon=True).start()
     except RuntimeError:
         try:
             run(*arguments)
         except Exception:
             LOG.exception('%s', name)
-        return None
-    return thread

@@ -307,7 +307,7 @@ class EventSet:
     def is_current(self) -> bool:
         """Whether the set exists: its session may be closed for others."""
         return (self._handle is not None
-                and self._session is self._nvml.gate.session)
+                and self._session is self._nvml.session)
 
     def settle(self, wanted: frozenset[model.PciAddress]
                ) -> list[condition.Event]:
@@ -329,7 +329,7 @@ class EventSet:
             if not self.is_current() and wanted:
                 self.members.clear()
                 self._handle = self._nvml.call('nvmlEventSetCreate')
-                self._session = self._nvml.gate.session
+                self._session = self._nvml.session
             for address in sorted(wanted - self._unfit
                                   - set(self.members.values())):
                 self._register(address)

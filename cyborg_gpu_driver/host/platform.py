@@ -132,7 +132,7 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
     machine.nvml.timeout = conf.gpu.nvml_timeout
     # A simulated host in memory and its locks are for this process alone.
     in_memory = conf.gpu.simulate and not conf.gpu.simulate_state
-    machine.nvml.gate.access = access.Access(
+    machine.nvml.access = access.Access(
         None if in_memory else gpu_conf.state_path(conf),
         gpu_conf.ACCESS_SECONDS)
     return dataclasses.replace(

@@ -115,7 +115,7 @@ class Sampler:
 
     def _readable(self) -> tuple[model.Gpu, ...]:
         if (not self._machine.simulated
-                and not self._machine.nvml.gate.access.is_shared()):
+                and not self._machine.nvml.access.is_shared()):
             self._say('locks', 'No GPU is queried: the files of cyborg-agent '
                       'below [gpu] state_path cannot be used, so the agent '
                       'could not have a GPU closed')

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable
 
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine
@@ -61,8 +60,8 @@ def run(*arguments: object, encoding: str | None = None,
             # Leave no session of NVML open.
             if privileged._platform not in (None, before):
                 privileged._platform.nvml.reset()
+            # A session that is gone keeps its lock no more.
             gc.collect()
-            gate.close_idle()
     finally:
         gc.unfreeze()
         privileged._platform = before

@@ -131,20 +131,20 @@ def text(value: str | bytes) -> str:
 
 
 class Gate:
-    """The connection of one session to NVML, through :class:`access.Access`.
+    """A session that closes when other processes want NVML closed.
 
-    It outlives the object of its session while the connection is open.
+    It remains open while it is in use, or no other process wants NVML closed.
     """
 
-    def __init__(self, access: access_module.Access):
-        self.access = access
+    def __init__(self, timeout: float,
+                 shared: access_module.Access | None = None):
+        self.access = shared or access_module.Access()
+        self.timeout = timeout
+        """Seconds that one call may take."""
         self.session: Any = None
         """The state of the open session, with ``library``; None if closed."""
-        self.timeout = access.timeout
-        """Seconds that nvmlShutdown may take."""
         self.stays_open = True
         """Whether the session remains open while it is not in use."""
-        self._is_abandoned = False
         self.changing = threading.Lock()
         """Held while the session is opened or closed."""
         self._mutex = threading.RLock()
@@ -154,14 +154,19 @@ class Gate:
         self._held: int | None = None
         self.is_open = False
         """Whether NVML may be open, so that the lock is kept."""
-        self._said = log_once.LogOnce()
-        _gates.add(self)
+        self._trouble = log_once.LogOnce()
+        with _mutex:
+            _gates.add(self)
 
     @contextlib.contextmanager
     def kept(self, seconds: float | None = None) -> Iterator[None]:
-        """Keep the session from being closed for others.
+        """Keep the session open for a series of calls.
 
-        :param seconds: how long to wait while others want NVML closed.
+        Handles are valid for one session. Between two series the session
+        may be closed, because another process wants it closed. The block
+        must not wait for such a process, for example for a GPU's lock.
+
+        :param seconds: how long to wait while others have NVML to themselves.
         """
         self._enter(self.access.timeout if seconds is None else seconds)
         try:
@@ -173,6 +178,46 @@ class Gate:
                         not self.stays_open or self._must_close()):
                     self.close(self.session)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Give this thread exclusive access to NVML within the block.
+
+        No other thread, and no other process of this library, has NVML open.
+        In the block, NVML is open from the first call of this thread until
+        :meth:`reset`, which has to come before a GPU is unbound or reset.
+        Do not use this within :meth:`kept`.
+
+        :raises StepFailed: naming the processes that do not close NVML in
+            time.
+        """
+        with self.access.alone(self.yield_to_others):
+            try:
+                yield
+            finally:
+                self.reset()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Call NVML on behalf of the process that has it to itself.
+
+        NVML is closed after the block.
+        """
+        with self.access.lent():
+            try:
+                yield
+            finally:
+                self.reset()
+
+    def reset(self) -> bool:
+        """Close the session; the next call opens a new one.
+
+        Use this after the driver was reloaded or a GPU was reset or lost,
+        because the handles are then invalid. Never raises.
+
+        :returns: whether the session is closed; see :meth:`close`.
+        """
+        return self.close(self.session)
+
     def opening(self) -> None:
         """Take the shared lock; call this before NVML is opened.
 
@@ -182,9 +227,13 @@ class Gate:
         took = self._held is None
         if took:
             self._held = self.access.share()
+            # At exit, the process closes NVML without our help.
+            self._release = weakref.finalize(
+                self, access_module.release, self._held)
+            self._release.atexit = False
         self.is_open = True
         try:
-            _closer.add(self)
+            _closer.start()
         except RuntimeError:
             if took:
                 self.closed()
@@ -193,8 +242,9 @@ class Gate:
     def closed(self) -> None:
         """Release the shared lock; call this after NVML was closed."""
         self.is_open = False
-        held, self._held = self._held, None
-        access_module.release(held)
+        if self._held is not None:
+            self._held = None
+            self._release()
 
     def close(self, session: Any) -> bool:
         """Close a session, unless another thread has already closed it.
@@ -211,11 +261,11 @@ class Gate:
                     self.closed()
                 return True
             if stuck:
-                if self._said.is_new(stuck):
+                if self._trouble.is_new(stuck):
                     LOG.warning('NVML cannot be closed: %s has not returned.',
                                 stuck)
                 return False
-            self._said.over()
+            self._trouble.over()
             return self._shut_down(session)
 
     def _shut_down(self, session: Any) -> bool:
@@ -239,14 +289,6 @@ class Gate:
         self.closed()
         return True
 
-    def abandon(self) -> None:
-        """Let the session be closed, because its object no longer exists.
-
-        It takes no lock, because Python collects garbage in any thread, even
-        in one that is inside pynvml or has the lock of another session.
-        """
-        self._is_abandoned = True
-
     def yield_to_others(self) -> None:
         """Close the session if it is idle and must not stay open."""
         with self._mutex:
@@ -258,11 +300,10 @@ class Gate:
         # A session that could not be closed when this process had NVML to
         # itself is open without the shared lock.
         return (self.is_open and (
-            self._is_abandoned or self._held is None
-            or not self.access.is_current(self._held))
+            self._held is None or not self.access.is_current(self._held))
             or self.access.wanted())
 
-    def forget(self) -> None:
+    def forked(self) -> None:
         """After a fork: let go of the locks that the parent holds.
 
         nvmlShutdown would end the parent's session, whose open files the
@@ -274,9 +315,10 @@ class Gate:
         self._mutex = threading.RLock()
         self._users = 0
         self.is_open = False
-        held, self._held = self._held, None
-        if held is not None:
-            os.close(held)
+        if self._held is not None:
+            self._release.detach()
+            os.close(self._held)
+            self._held = None
 
     def _enter(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -298,73 +340,6 @@ class Gate:
         return self._users > 0 or not self.access.wanted()
 
 
-class Guarded:
-    """A session that closes when other processes want NVML closed.
-
-    It remains open while it is in use, or no other process wants NVML closed.
-    """
-
-    def __init__(self, timeout: float,
-                 shared: access_module.Access | None = None):
-        self.gate = Gate(shared or access_module.Access())
-        self.timeout = timeout
-        # At exit, the process closes NVML without our help.
-        weakref.finalize(self, self.gate.abandon).atexit = False
-
-    def reset(self) -> bool:
-        """Close the session; the next call opens a new one.
-
-        Use this after the driver was reloaded or a GPU was reset or lost,
-        because the handles are then invalid. Never raises.
-
-        :returns: whether the session is closed; see :meth:`Gate.close`.
-        """
-        self.gate.timeout = self.timeout
-        return self.gate.close(self.gate.session)
-
-    def kept(self, seconds: float | None = None
-             ) -> contextlib.AbstractContextManager[None]:
-        """Keep the session open for a series of calls.
-
-        Handles are valid for one session. Between two series the session
-        may be closed, because another process wants it closed. The block
-        must not wait for such a process, for example for a GPU's lock.
-
-        :param seconds: how long to wait while others have NVML to themselves.
-        """
-        return self.gate.kept(seconds)
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Give this thread exclusive access to NVML within the block.
-
-        No other thread, and no other process of this library, has NVML open.
-        In the block, NVML is open from the first call of this thread until
-        :meth:`reset`, which has to come before a GPU is unbound or reset.
-        Do not use this within :meth:`kept`.
-
-        :raises StepFailed: naming the processes that do not close NVML in
-            time.
-        """
-        with self.gate.access.alone(self.gate.yield_to_others):
-            try:
-                yield
-            finally:
-                self.reset()
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """Call NVML on behalf of the process that has it to itself.
-
-        NVML is closed after the block.
-        """
-        with self.gate.access.lent():
-            try:
-                yield
-            finally:
-                self.reset()
-
-
 def series(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function keep one session open for all its calls (decorator).
 
@@ -381,8 +356,8 @@ def series(function: Callable[..., Any]) -> Callable[..., Any]:
     return in_one_session
 
 
-def _session_of(owner: Any) -> Guarded:
-    if isinstance(owner, Guarded):
+def _session_of(owner: Any) -> Gate:
+    if isinstance(owner, Gate):
         return owner
     for name in ('nvml', '_nvml'):
         if hasattr(owner, name):
@@ -390,66 +365,38 @@ def _session_of(owner: Any) -> Guarded:
     return owner._machine.nvml
 
 
-class _Closer:
-    """The open sessions of this process, and a thread that closes them.
-
-    An idle session does not notice that others want it closed.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self.gates: list[Gate] = []
-        self._thread: threading.Thread | None = None
-        self._said = log_once.LogOnce()
-
-    def add(self, gate: Gate) -> None:
-        with self._mutex:
-            if gate not in self.gates:
-                self.gates.append(gate)
-            self._thread = deadline.ensure_thread(self._thread, self._run,
-                                                  'cyborg-gpu-nvml')
-
-    def _run(self) -> None:
-        """Close sessions for others until none is open. Never raises.
-
-        Without this thread, no other process could have NVML to itself.
-        """
-        while True:
-            time.sleep(access_module.POLL)
-            with self._mutex:
-                self.gates = [gate for gate in self.gates if gate.is_open]
-                if not self.gates:
-                    self._thread = None
-                    return
-            for gate in self.gates:
-                try:
-                    gate.yield_to_others()
-                except Exception as error:
-                    reason = exception.steady(error)
-                    if self._said.is_new(reason, about=id(gate)):
-                        LOG.error('An NVML session cannot be closed for '
-                                  'another process: %s', reason)
-                else:
-                    self._said.over(about=id(gate))
-
-
-_closer = _Closer()
 _gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+_mutex = threading.Lock()
+_said = log_once.LogOnce()
 
 
-def close_idle() -> None:
-    """Close each idle session that must not stay open, now."""
-    for gate in [*_closer.gates]:
-        gate.yield_to_others()
+def _close_for_others() -> None:
+    """Close the sessions that others want closed.
+
+    An idle session does not notice that. Without the thread that calls this,
+    no other process could have NVML to itself.
+    """
+    with _mutex:
+        gates = [gate for gate in _gates if gate.is_open]
+    for gate in gates:
+        with _said.noted(LOG.error, 'An NVML session cannot be closed for '
+                         'another process', about=id(gate)):
+            gate.yield_to_others()
+
+
+_closer = deadline.Repeated(_close_for_others, access_module.POLL,
+                            'cyborg-gpu-nvml')
 
 
 def _forget_after_fork() -> None:
-    global _closer
-    _closer = _Closer()
+    global _closer, _mutex
+    _closer = deadline.Repeated(_close_for_others, access_module.POLL,
+                                'cyborg-gpu-nvml')
     # A lock that another thread held while this process was forked would
     # stay locked here forever.
+    _mutex = threading.Lock()
     for gate in [*_gates]:
-        gate.forget()
+        gate.forked()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -73,7 +73,7 @@ class _Open:
     """Owner of each handle, by the address in the handle."""
 
 
-class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
+class NvmlSession(gate.Gate, nvml_mig.MigCalls):
     """One session with NVML, shared by the threads of a process.
 
     :param timeout: seconds for one call, and for all calls together in a
@@ -93,7 +93,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def another(self) -> NvmlSession:
         """Create a session like this one that opens and closes separately."""
-        return NvmlSession(self.timeout, self.gate.access)
+        return NvmlSession(self.timeout, self.access)
 
     # The session itself
 
@@ -143,7 +143,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         except pynvml.NVMLError as error:
             wrapped = gate.error(name, error.value)
             if wrapped.symbol in gate.NO_SESSION:
-                self.gate.close(session)
+                self.close(session)
             raise wrapped from error
         if isinstance(answer, ctypes._Pointer):
             session.owners[nvml_mig.pointer(answer)] = owner
@@ -181,25 +181,24 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         return max(0.0, min(seconds, about[1] - time.monotonic()))
 
     def _opened(self) -> _Open:
-        session = self.gate.session
+        session = self.session
         if session is not None:
             return session
-        with self.gate.changing:
-            if self.gate.session is not None:
-                return self.gate.session
-            self.gate.opening()
-            self.gate.timeout = self.timeout
+        with self.changing:
+            if self.session is not None:
+                return self.session
+            self.opening()
             try:
                 deadline.run(gate.NVML, self._seconds(INIT), INIT,
                              pynvml.nvmlInit, undo=pynvml.nvmlShutdown)
             except pynvml.NVMLError as error:
-                self.gate.closed()
+                self.closed()
                 raise self._refused(error.value) from error
             self.library_missing = False
             self._said.over()
             self.generation += 1
-            self.gate.session = _Open(pynvml.nvmlLib)
-            return self.gate.session
+            self.session = _Open(pynvml.nvmlLib)
+            return self.session
 
     def _refused(self, code: int) -> exception.NvmlError:
         error = gate.error(INIT, code)
@@ -242,7 +241,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def forget(self, address: model.PciAddress) -> None:
         """Drop the cached handle of the GPU at ``address``."""
-        session = self.gate.session
+        session = self.session
         if session is not None:
             session.devices.pop(address, None)
 

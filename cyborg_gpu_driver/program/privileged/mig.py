@@ -57,7 +57,7 @@ def machine() -> platform.Platform:
             gpu_conf.register_opts(cfg.CONF)
             _platform = platform.from_conf(cfg.CONF)
             # The daemon must not keep a GPU open between two operations.
-            _platform.nvml.gate.stays_open = False
+            _platform.nvml.stays_open = False
         return _platform
 
 

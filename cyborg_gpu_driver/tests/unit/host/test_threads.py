@@ -15,24 +15,6 @@ from cyborg_gpu_driver.tests import thread_limit
 _SECONDS = 60
 
 
-class AliveTest(base.BaseTestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.over = threading.Event()
-        self.addCleanup(self.over.set)
-
-    def alive(self, thread):
-        return deadline.ensure_thread(thread, self.over.wait, 'test')
-
-    def test_one_that_has_ended_is_replaced(self):
-        thread = self.alive(None)
-        self.over.set()
-        thread.join(_SECONDS)
-        self.over.clear()
-        self.assertTrue(self.alive(thread).is_alive())
-
-
 class RepeatedTest(base.BaseTestCase):
 
     def test_an_error_ends_neither_the_thread_nor_the_log(self):
@@ -48,8 +30,13 @@ class RepeatedTest(base.BaseTestCase):
         repeated.start()
         self.assertEqual(1, len({called.get(timeout=_SECONDS)
                                  for _ in range(3)}))
-        repeated.stop()
+        self.assertTrue(repeated.stop())
         self.assertEqual(1, log.output.count('Traceback'))
+        while not called.empty():
+            called.get()
+        repeated.start()
+        self.assertTrue(called.get(timeout=_SECONDS).is_alive())
+        repeated.stop()
 
     def test_it_waits_unless_it_is_asked(self):
         called = threading.Event()
@@ -71,22 +58,20 @@ class BeginTest(base.BaseTestCase):
         self.where = []
 
     def test_in_a_thread_of_its_own(self):
-        thread = deadline.begin_thread(self.act, 1, 2, name='test')
-        thread.join(_SECONDS)
-        self.act.assert_called_once_with(1, 2)
-        self.assertEqual([thread], self.where)
+        called = queue.Queue()
+        deadline.begin_thread(lambda word: called.put(
+            (word, threading.current_thread().name)), 'it', name='test')
+        self.assertEqual(('it', 'test'), called.get(timeout=_SECONDS))
 
     def test_in_the_callers_if_none_can_start(self):
         with thread_limit.reached():
-            self.assertIsNone(
-                deadline.begin_thread(self.act, 1, 2, name='test'))
+            deadline.begin_thread(self.act, 1, 2, name='test')
         self.act.assert_called_once_with(1, 2)
         self.assertEqual([threading.current_thread()], self.where)
 
     def test_the_caller_gets_no_error(self):
         self.act.side_effect = OSError('no room')
         with thread_limit.reached():
-            self.assertIsNone(
-                deadline.begin_thread(self.act, name='the write'))
+            deadline.begin_thread(self.act, name='the write')
         self.assertIn('the write', self.log.output)
         self.assertIn('no room', self.log.output)

@@ -197,7 +197,7 @@ class OpenTest(_Case):
             self.state_path)
         real.round()
         self.assertEqual(set(), self.opened())
-        self.nvml.gate.access = access.Access(self.state_path)
+        self.nvml.access = access.Access(self.state_path)
         real.round()
         self.assertEqual(set(map(str, self.addresses)), self.opened())
         self.assertEqual(1, len(self.log.about('No GPU is queried')))

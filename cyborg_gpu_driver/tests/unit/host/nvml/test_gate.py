@@ -15,13 +15,14 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests import thread_limit
 
 
-class Session(gate.Guarded):
+class Session(gate.Gate):
     """A session that opens nothing."""
 
     def __init__(self, shared):
@@ -29,14 +30,14 @@ class Session(gate.Guarded):
 
     @property
     def open(self):
-        return self.gate.session is not None
+        return self.session is not None
 
     def use(self, seconds=None):
         with self.kept(seconds):
             if not self.open:
-                self.gate.opening()
+                self.opening()
                 # Not the library of pynvml: nvmlShutdown is not called.
-                self.gate.session = types.SimpleNamespace(library=object())
+                self.session = types.SimpleNamespace(library=object())
 
 
 def _another_process(state_path, connection):
@@ -113,7 +114,7 @@ class GateTest(base.BaseTestCase):
         broken.use()
         # Attempts to close an idle session fail.
         wanted = self.useFixture(fixtures.MockPatchObject(
-            broken.gate.access, 'wanted', side_effect=OSError('no file'))).mock
+            broken.access, 'wanted', side_effect=OSError('no file'))).mock
         end = time.monotonic() + scope.HANG
         while wanted.call_count < 3 and time.monotonic() < end:
             time.sleep(access.POLL)
@@ -121,7 +122,7 @@ class GateTest(base.BaseTestCase):
         one.use()
         broken.reset()
         self.assertEqual('alone', self._alone(other))
-        self.assertEqual(1, log.output.count('no file'))
+        self.assertEqual(1, log.output.count('cannot be closed for another'))
 
     def test_in_memory_it_is_the_same(self):
         shared = access.Access(None, scope.HANG)
@@ -150,7 +151,7 @@ class GateTest(base.BaseTestCase):
         with one.kept():
             one.use()
             waiting = self.in_thread(lambda: self._alone(other))
-            while not one.gate.access.wanted():
+            while not one.access.wanted():
                 pass
             one.use()
             self.assertTrue(one.open)
@@ -190,7 +191,7 @@ class GateTest(base.BaseTestCase):
         self.assertIn(f'process {process.pid} (', str(error))
         self.assertEqual('nvmlInit', error.call)
         # The next call does not wait again for the same process.
-        session.gate.access.timeout = scope.HANG
+        session.access.timeout = scope.HANG
         self.assertRaises(exception.NvmlClosed, session.use)
         other.send('go on')
         self.assertEqual(('open', False), other.recv())
@@ -245,13 +246,13 @@ class GateTest(base.BaseTestCase):
         one, other = self.session(), self.session()
         for _ in range(2):
             one.use()
-            self.assertFalse(one.gate.access.wanted())
+            self.assertFalse(one.access.wanted())
             shutil.rmtree(os.path.join(self.state_path, 'locks'))
             # The thread that closes sessions may not have looked yet.
-            one.gate.yield_to_others()
+            one.yield_to_others()
             self.assertFalse(one.open)
             with other.alone():
-                self.assertTrue(one.gate.access.wanted())
+                self.assertTrue(one.access.wanted())
 
     def test_a_directory_that_cannot_be_used(self):
         os.rmdir(self.state_path)
@@ -264,7 +265,8 @@ class GateTest(base.BaseTestCase):
     def test_without_a_thread_that_closes_it_nothing_is_opened(self):
         # Sessions of other tests may keep the thread of the process alive.
         self.useFixture(fixtures.MonkeyPatch(
-            f'{gate.__name__}._closer', gate._Closer()))
+            f'{gate.__name__}._closer', deadline.Repeated(
+                gate._close_for_others, access.POLL, 'closer')))
         one, other = self.session(), self.session(0)
         with thread_limit.reached():
             self.assertRaises(RuntimeError, one.use)

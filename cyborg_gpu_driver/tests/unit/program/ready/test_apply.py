@@ -112,7 +112,7 @@ class ApplyTest(layouts.LayoutCase):
     def test_gpus_that_switch_do_not_wait_for_each_other(self):
         """Each has NVML alone for 0.5 s; all five would exceed the timeout."""
         self.use(self.MACHINE, gpus=5)
-        self.platform.nvml.gate.access.timeout = 1.0
+        self.platform.nvml.access.timeout = 1.0
         self.machine.faults.delay('nvmlDeviceSetMigMode', 0.5)
         outcomes = self.applier.apply_all([
             (gpu, self.wanted(enabled=False, gpu=gpu))

@@ -112,7 +112,7 @@ class ResetTest(ResetCase):
         self.refused(exception.StepFailed, 'In use by another client')
 
     def test_a_process_of_ours_that_does_not_let_go(self):
-        self.platform.nvml.gate.access.timeout = 0.3
+        self.platform.nvml.access.timeout = 0.3
         other = self.platform.nvml.another()
         self.addCleanup(other.reset)
         with other.kept():
@@ -122,7 +122,7 @@ class ResetTest(ResetCase):
 
     def test_a_session_that_takes_no_part_is_a_holder(self):
         stranger = self.platform.nvml.another()
-        stranger.gate.access = access.Access()
+        stranger.access = access.Access()
         stranger.device(self.address)
         self.refused(exception.GpuInUse, 'open in process')
         stranger.reset()
