@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from cyborg_gpu_driver.host import open_files
+
 NOVA_COMPUTE = 'nova-compute'
 OURS = 'cyborg-gpu-nova-compute'
 AGENT = 'cyborg-agent'
@@ -64,8 +66,8 @@ def running(proc: str = '/proc') -> Running | None:
     for name in sorted(filter(str.isdigit, names), key=int):
         command = _command(f'{proc}/{name}/cmdline')
         if command in (NOVA_COMPUTE, OURS):
-            comm = _read(f'{proc}/{name}/comm').strip()
-            command = OURS if comm == PATCHED else NOVA_COMPUTE
+            command = OURS if open_files.process_name(
+                int(name), proc) == PATCHED else NOVA_COMPUTE
         if command in (NOVA_COMPUTE, OURS, AGENT, API):
             found.setdefault(command, f'{proc}/{name}/status')
     return Running(frozenset(found),
@@ -104,5 +106,3 @@ def _read(path: str) -> str:
     except OSError:
         # The process has ended, or this user may not read the file.
         return ''
-
-

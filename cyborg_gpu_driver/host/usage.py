@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import open_files
@@ -84,7 +85,7 @@ def _guest(nvml: nvml_module.NvmlSession, framework: model.Framework,
 
 @gate.series
 def may_run(machine: platform.Platform, gpu: model.Gpu,
-            function: model.PciAddress, proc: str = '/proc') -> bool:
+            function: model.PciAddress) -> bool:
     """Whether NVML reports a running vGPU that may be on a function.
 
     If NVML's facts fit several functions, those whose VFIO device is open
@@ -98,7 +99,7 @@ def may_run(machine: platform.Platform, gpu: model.Gpu,
         return False
     others = [vf.address for vf in gpu.vfs if vf.address != function
               and any(vgpu.may_be_on(vf) for vgpu in alike)]
-    return len(alike) > sum(bool(vfio_holders(machine, other, proc))
+    return len(alike) > sum(bool(vfio_holders(machine, other))
                             for other in others)
 
 
@@ -127,8 +128,8 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
     return tuple(sorted(found))
 
 
-def vfio_holders(machine: platform.Platform, device: model.PciAddress | str,
-                 proc: str = '/proc') -> tuple[int, ...]:
+def vfio_holders(machine: platform.Platform, device: model.PciAddress | str
+                 ) -> tuple[int, ...]:
     """Return the ids of processes that have a VFIO device open.
 
     The device is ``/dev/vfio/devices/vfio<n>``, with the n of the directory
@@ -151,7 +152,8 @@ def vfio_holders(machine: platform.Platform, device: model.PciAddress | str,
     if group is not None:
         devices.append(f'/vfio/{group}')
     try:
-        return open_files.openers(proc, tuple(devices)) if devices else ()
+        return (open_files.openers(machine.proc.root, tuple(devices))
+                if devices else ())
     except OSError as error:
         if group is not None and _is_closed(machine, group):
             return ()
@@ -220,8 +222,8 @@ _MEMORY = 'Video Memory:'
 _UNINITIALIZED = '?'
 
 
-def holders(machine: platform.Platform, address: model.PciAddress,
-            proc: str = '/proc') -> tuple[Holder, ...]:
+def holders(machine: platform.Platform, address: model.PciAddress
+            ) -> tuple[Holder, ...]:
     """Return those who have a GPU open, as far as the machine shows them.
 
     This process may be one of them.
@@ -233,14 +235,13 @@ def holders(machine: platform.Platform, address: model.PciAddress,
     if driver is None:
         return ()
     if whole.is_vfio(driver):
-        return tuple((pid, open_files.process_name(pid, proc)) for pid
-                     in vfio_holders(machine, address, proc))
+        return _named(machine, vfio_holders(machine, address))
     if driver != whole.NVIDIA:
         raise exception.UsageUnknown(
             what=f'GPU {address}', reason=f'it is bound to {driver}, and the '
                                           'users of that driver cannot be '
                                           'determined')
-    found = (_openers(machine, address, proc) if machine.gpu_holders is None
+    found = (_openers(machine, address) if machine.gpu_holders is None
              else tuple(machine.gpu_holders(str(address))))
     return found + _display(machine, address)
 
@@ -285,8 +286,7 @@ def only_display_uses(machine: platform.Platform, address: model.PciAddress,
                 machine, address) if holder[1] != besides))
 
 
-def fabric_manager_runs(machine: platform.Platform, proc: str = '/proc'
-                        ) -> bool:
+def fabric_manager_runs(machine: platform.Platform) -> bool:
     """Whether NVIDIA's fabric manager runs on this machine.
 
     Where its process would not be visible, it is taken for running: nvidia-smi
@@ -294,46 +294,46 @@ def fabric_manager_runs(machine: platform.Platform, proc: str = '/proc'
     """
     if machine.fabric_manager is not None:
         return machine.fabric_manager()
+    proc = machine.proc.root
     return not open_files.shows_all(proc) or any(
-        open_files.process_name(int(pid), proc)
-        == _FABRIC_MANAGER[:_NAME_LIMIT]
-        for pid in os.listdir(proc) if pid.isdigit())
+        name == _FABRIC_MANAGER[:_NAME_LIMIT] for _, name in _named(
+            machine, map(int, filter(str.isdigit, os.listdir(proc)))))
 
 
-def _openers(machine: platform.Platform, address: model.PciAddress, proc: str
-             ) -> tuple[tuple[int, str], ...]:
-    minor = _minor(address, proc)
+def _named(machine: platform.Platform, pids: Iterable[int]
+           ) -> tuple[Holder, ...]:
+    return tuple((pid, open_files.process_name(pid, machine.proc.root))
+                 for pid in pids)
+
+
+def _openers(machine: platform.Platform, address: model.PciAddress
+             ) -> tuple[Holder, ...]:
+    """Return the processes that have the GPU's device node open.
+
+    NVML would have to open the GPU to report the number of the node. The
+    driver writes it to proc (nv_procfs_read_gpu_info in
+    kernel-open/nvidia/nv-procfs.c).
+    """
+    place = (*_GPUS, str(address), 'information')
     try:
-        return tuple((pid, open_files.process_name(pid, proc)) for pid
-                     in open_files.device_openers(
-                         proc, 'nvidia', os.makedev(_MAJOR, minor)))
+        minor = next(int(line[len(_MINOR):])
+                     for line in machine.proc.read(*place).splitlines()
+                     if line.startswith(_MINOR))
+        return _named(machine, open_files.device_openers(
+            machine.proc.root, 'nvidia', os.makedev(_MAJOR, minor)))
+    except (exception.SysfsError, ValueError, StopIteration) as error:
+        raise exception.UsageUnknown(
+            what=f'GPU {address}', reason=str(error) or 'no line '
+            f'"{_MINOR}" in ' + '/'.join((machine.proc.root, *place))
+        ) from error
     except OSError as error:
         raise exception.UsageUnknown(
             what=f'GPU {address}',
             reason=f'{error.filename}: {error.strerror}') from error
 
 
-def _minor(address: model.PciAddress, proc: str) -> int:
-    """Return the number of the GPU's device node.
-
-    NVML would have to open the GPU to report it. The driver writes it to
-    proc (nv_procfs_read_gpu_info in kernel-open/nvidia/nv-procfs.c).
-    """
-    path = f'{proc}/driver/nvidia/gpus/{address}/information'
-    try:
-        with open(path, encoding='utf-8', errors='replace') as stream:
-            for line in stream:
-                if line.startswith(_MINOR):
-                    return int(line[len(_MINOR):])
-    except (OSError, ValueError) as error:
-        raise exception.UsageUnknown(
-            what=f'GPU {address}', reason=f'{path}: {error}') from error
-    raise exception.UsageUnknown(
-        what=f'GPU {address}', reason=f'{path} has no line "{_MINOR}"')
-
-
 def _display(machine: platform.Platform, address: model.PciAddress
-             ) -> tuple[tuple[int, str], ...]:
+             ) -> tuple[Holder, ...]:
     """Return nvidia_drm if it has the GPU open in the kernel.
 
     With modeset=1 it allocates a display device for each GPU, which opens

@@ -60,10 +60,12 @@ class HoldersTest(base.BaseTestCase):
         link.symlink_to(device)
         self.add_process(pid, name, link)
 
+    def machine(self):
+        return platform.Platform(pci.Sysfs(str(self.sys)), nvml.NvmlSession(),
+                                 proc=pci.Sysfs(str(self.proc)))
+
     def holders(self):
-        return usage.holders(
-            platform.Platform(pci.Sysfs(str(self.sys)),
-                              nvml.NvmlSession()), _GPU, str(self.proc))
+        return usage.holders(self.machine(), _GPU)
 
     def test_nobody(self):
         self.add_process(7, 'other', '/dev/nvidia0', '/dev/nvidia10',
@@ -106,18 +108,14 @@ class HoldersTest(base.BaseTestCase):
         self.assertEqual((), self.holders())
 
     def test_the_fabric_manager(self):
-        machine = platform.Platform(pci.Sysfs(str(self.sys)),
-                                    nvml.NvmlSession())
-        self.assertFalse(usage.fabric_manager_runs(
-            machine, str(self.proc)))
+        machine = self.machine()
+        self.assertFalse(usage.fabric_manager_runs(machine))
         # In a PID namespace of its own, this is left to NVIDIA's programs.
         namespace = self.proc / 'self' / 'ns'
         namespace.mkdir(parents=True)
         (namespace / 'pid').symlink_to('pid:[4026532412]')
-        self.assertTrue(usage.fabric_manager_runs(
-            machine, str(self.proc)))
+        self.assertTrue(usage.fabric_manager_runs(machine))
         (namespace / 'pid').unlink()
         # The kernel keeps fifteen characters of a process name.
         self.add_process(6, 'nv-fabricmanager'[:15])
-        self.assertTrue(usage.fabric_manager_runs(
-            machine, str(self.proc)))
+        self.assertTrue(usage.fabric_manager_runs(machine))

@@ -31,7 +31,7 @@ class ProcTest(base.SimulatedTestCase):
         self.proc = os.path.join(self.root, 'proc')
         self.machine_here = platform.Platform(
             sysfs=pci.Sysfs(os.path.join(self.root, 'sys')),
-            nvml=self.nvml)
+            nvml=self.nvml, proc=pci.Sysfs(self.proc))
         place = os.path.join(self.root, 'sys/bus/pci/devices', str(_VF))
         os.makedirs(os.path.join(place, 'vfio-dev', 'vfio7'))
         os.symlink('../../../../kernel/iommu_groups/58',
@@ -52,7 +52,7 @@ class ProcTest(base.SimulatedTestCase):
             self._link(f'{pid}/fd/{number}', path)
 
     def holders(self, function=_VF):
-        return usage.vfio_holders(self.machine_here, function, self.proc)
+        return usage.vfio_holders(self.machine_here, function)
 
     def refused(self):
         return str(self.assertRaises(exception.UsageUnknown, self.holders))
