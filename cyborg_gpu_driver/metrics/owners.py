@@ -21,7 +21,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import domains as host_domains
-from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -40,7 +39,7 @@ class Listing:
 
     begun: float = 0.0
     """When libvirt was asked, in seconds of the epoch."""
-    domains: tuple[domain.Domain, ...] = ()
+    domains: tuple[host_domains.Domain, ...] = ()
 
 
 class Watch:

@@ -32,8 +32,6 @@ takes no time slice (NVML API Reference, changes between v590 and v595, on
 nvmlDeviceSetVgpuSchedulerState_v2; pynvml 13.615 on
 NVML_VGPU_SCHEDULER_ARR_DISABLE). The calls before v2, which this library
 makes for all drivers, are deprecated from then on."""
-_MIGRATION = 1
-"""NVML_VGPU_PGPU_VIRTUALIZATION_CAP_MIGRATION, bit 0, which pynvml lacks."""
 
 
 class PlacementList(ctypes.Structure):
@@ -67,23 +65,6 @@ def can_mix_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool:
         if error.symbol == 'INVALID_ARGUMENT':
             return False
         raise
-
-
-def can_migrate(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
-    """Whether the vGPUs of a GPU can be live-migrated.
-
-    Source: nvml.h on pgpuVirtualizationCaps in nvmlVgpuPgpuMetadata_t. The
-    driver asks the GPU's firmware, and answers no on KVM if its registry key
-    RmEnableKvmVgpuMigration is 0 (vgpuConfigGetMigrationCap,
-    src/nvidia/src/kernel/virtualization/vgpuconfigapi.c of NVIDIA's open
-    kernel modules 595.45.04). Neither nvmlVgpuTypeGetCapabilities nor
-    nvmlDeviceGetVgpuCapabilities reports it: their DEVICE_STREAMING is about
-    how fast the data of a migration is read.
-
-    :returns: None if the driver hosts no vGPUs.
-    """
-    found = nvml.optional('nvmlDeviceGetVgpuMetadata', device)
-    return found and bool(found.pgpuVirtualizationCaps & _MIGRATION)
 
 
 def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:

@@ -17,7 +17,6 @@ from nova.tests.fixtures import libvirt as fakelibvirt
 
 from cyborg_gpu_driver.cloud import guest
 from cyborg_gpu_driver.host import domains
-from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests import scope
@@ -229,9 +228,9 @@ class DefinedTest(base.DriverCase):
         self.context.project_id = server.project_id
         self.spawn(server, requests)
         self.assertEqual(
-            {domain.Domain(server.uuid, server.project_id, 'gpu', frozenset({
+            {domains.Domain(server.uuid, server.project_id, 'gpu', frozenset({
                 requests[0]['attach_handle_uuid'], str(whole.address)}))},
-            set(map(domain.parse, self.defined)))
+            set(map(domains.parse, self.defined)))
         # The reader finds the same through libvirt's Python calls. The fake
         # has all of them except close().
         self.connection.close = lambda: 0

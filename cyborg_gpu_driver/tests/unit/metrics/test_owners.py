@@ -19,7 +19,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests.unit.host import base
-from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
+from cyborg_gpu_driver.tests.unit.host import test_domains
 from cyborg_gpu_driver.tests.unit.metrics import monitored
 
 _ONE, _TWO = (str(uuid.UUID(int=number, version=4)) for number in (1, 2))
@@ -54,7 +54,7 @@ class _Case(base.SimulatedTestCase):
         return claim
 
     def define(self, server, device, project='', flavor='small'):
-        self.machine.define_domain(server, test_domain.xml(
+        self.machine.define_domain(server, test_domains.xml(
             server, project or f'project-of-{server}', flavor, (device,)))
 
     def assignments(self):
@@ -156,7 +156,7 @@ class LibvirtTest(_Case):
             gpu_record.Phase.BOUND, members=members, since=1.0)
         for item in claim.on_each():
             store.of(self.state_path).put(item.gpu, claims=(item,))
-        self.machine.define_domain(_ONE, test_domain.xml(
+        self.machine.define_domain(_ONE, test_domains.xml(
             _ONE, 'project1', 'group', tuple(map(str, members))))
         self.watch.round()
         self.assertEqual(
