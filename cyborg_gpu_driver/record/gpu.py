@@ -59,23 +59,6 @@ class HealthRecord:
             self, uuid=uuid or self.uuid,
             conditions=() if is_other else self.conditions)
 
-    def joined(self, kept: HealthRecord) -> HealthRecord:
-        """This record with the conditions of another one.
-
-        Of two conditions that are the same, the newer one counts.
-
-        :param kept: a record of this boot, made without this record.
-        """
-        there = self.in_boot(kept.boot).of_board(kept.uuid)
-        newest: dict[tuple, health.Condition] = {}
-        for item in sorted((*there.conditions, *kept.conditions),
-                           key=lambda item: item.last):
-            earlier = newest.get((item.code, item.part), item)
-            newest[item.code, item.part] = dataclasses.replace(
-                item, first=min(item.first, earlier.first),
-                count=max(item.count, earlier.count))
-        return dataclasses.replace(there, conditions=tuple(newest.values()))
-
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]

@@ -34,7 +34,6 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import durable
@@ -116,86 +115,15 @@ def _salvage(path: str, address: model.PciAddress
 _EMPTY = gpu_record.GpuRecord()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """The new value of a field."""
-
-    value: Any
-    was_read: bool
-    """Whether the record could be read when the field changed."""
+Change = Callable[[gpu_record.GpuRecord], gpu_record.GpuRecord]
+"""Returns the new record for the current one. It may be called again for
+another record: while a file cannot be read or written, its changes wait."""
 
 
-_Parts = Mapping[str, _Part]
-"""What is to be written to one record, by field."""
-
-
-class Pending:
-    """The parts of all records that could not be written. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._parts: dict[tuple[model.PciAddress, str], _Part] = {}
-        self._mutex = threading.Lock()
-
-    def addresses(self) -> set[model.PciAddress]:
-        return {address for address, _ in list(self._parts)}
-
-    def of(self, address: model.PciAddress) -> _Parts:
-        """A copy of the parts of a GPU's record."""
-        return {name: part for (owner, name), part
-                in list(self._parts.items()) if owner == address}
-
-    def keep(self, address: model.PciAddress, before: gpu_record.GpuRecord,
-             after: gpu_record.GpuRecord, was_read: bool) -> None:
-        """Keep the fields that differ.
-
-        :param was_read: whether the record could be read.
-        """
-        with self._mutex:
-            for field in dataclasses.fields(after):
-                key, value = (address, field.name), getattr(after, field.name)
-                if value == getattr(before, field.name):
-                    continue
-                # A value that was made from one in memory includes it.
-                earlier = self._parts.get(key)
-                self._parts[key] = _Part(value, was_read or (
-                    earlier is not None and earlier.was_read))
-
-    def forget(self, address: model.PciAddress, written: _Parts) -> None:
-        """Drop parts that were written, unless they are newer now.
-
-        Another thread may have kept newer ones.
-        """
-        with self._mutex:
-            for name, part in written.items():
-                if self._parts.get((address, name)) is part:
-                    del self._parts[address, name]
-
-
-def joined(record: gpu_record.GpuRecord, parts: _Parts
-           ) -> gpu_record.GpuRecord:
-    """A record with parts that no file has yet.
-
-    A part that was changed while the record could not be read does not
-    replace what the record has: the two are joined.
-    """
-    return dataclasses.replace(record, **{
-        name: part.value if part.was_read
-        else _joined(name, getattr(record, name), part.value)
-        for name, part in parts.items()})
-
-
-def _joined(name: str, there: Any, kept: Any) -> Any:
-    # What the next report observes again gives way to the record.
-    if name == 'health' and there and kept:
-        return there.joined(kept)
-    if name == 'errors':
-        # Not the sum: both may have counted a condition that lasts.
-        return max(there, kept)
-    if name == 'cordons':
-        return functools.reduce(cordon.added, (
-            item for item in kept if cordon.of(there, item.source) is None),
-            there)
-    return kept if there == getattr(_EMPTY, name) else there
+def _changed(record: gpu_record.GpuRecord, changes: Iterable[Change]
+             ) -> gpu_record.GpuRecord:
+    return functools.reduce(lambda known, change: change(known), changes,
+                            record)
 
 
 _SUFFIX = '.json'
@@ -242,7 +170,8 @@ class Store(boards.Records):
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
         """The mark, record and content of each file when it was last read."""
-        self._pending = Pending()
+        self._unwritten: dict[model.PciAddress, list[Change]] = {}
+        """The changes of each record that no file has yet, in order."""
         self._failed: set[model.PciAddress] = set()
         """The GPUs whose last change is not written."""
         self._said = log_once.LogOnce()
@@ -260,8 +189,8 @@ class Store(boards.Records):
         :raises JournalUnreadable: if this process cannot read the file.
         :raises JournalError: if the record is damaged.
         """
-        return self._current(joined(self._read(address),
-                                    self._pending.of(address)))
+        return self._current(_changed(self._read(address),
+                                      self._waiting(address)))
 
     def peek(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         """Like :meth:`read`; if the file is unusable, only what is in memory.
@@ -287,7 +216,7 @@ class Store(boards.Records):
         return tuple(sorted({
             *(address for address in map(_address, names)
               if address is not None),
-            *self._pending.addresses()}))
+            *filter(self._waiting, list(self._unwritten))}))
 
     def records(self) -> dict[model.PciAddress, gpu_record.GpuRecord]:
         """All records by GPU, each read with :meth:`peek`."""
@@ -305,27 +234,25 @@ class Store(boards.Records):
         """
         with locks.record(self.state_path, address):
             before = self._read(address)
-            parts = self._pending.of(address)
-            draft = Draft(self._current(joined(before, parts)))
+            changes = self._waiting(address)
+            draft = Draft(self._current(_changed(before, changes)))
             yield draft
             draft.record = self._counted(self._current(draft.record))
             if draft.record != before:
                 self._write(address, draft.record)
-            self._pending.forget(address, parts)
+            self._forget(address, changes)
 
     def put(self, address: model.PciAddress, **parts: Any) -> None:
         """Write parts of a record."""
         with self.gpu(address) as draft:
             draft.record = dataclasses.replace(draft.record, **parts)
 
-    def keep(self, address: model.PciAddress,
-             change: Callable[[gpu_record.GpuRecord], gpu_record.GpuRecord]
+    def keep(self, address: model.PciAddress, change: Change
              ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
         """Change a record; keep the change in memory while it is unwritable.
 
         Does not raise; the reason is logged once.
 
-        :param change: returns the new record for the current one.
         :returns: the record before and after.
         """
         try:
@@ -341,24 +268,29 @@ class Store(boards.Records):
             self._say('keep', str(error).replace(str(address), 'ADDRESS')
                       + '. Changes of the records are kept in memory only, '
                       'and are lost at a restart')
-            before, was_read = self._look(address)
+            before = self.peek(address)
             after = change(before)
-            self._pending.keep(address, before, after, was_read)
+            if after != before:
+                self._unwritten.setdefault(address, []).append(change)
         return before, after
 
     def observe(self, address: model.PciAddress, **parts: Any) -> None:
-        """Replace parts of a record through :meth:`keep`."""
+        """Replace parts of a record through :meth:`keep`.
+
+        A part that the record has, but this process could not read, stays:
+        the next report observes again what is there.
+        """
         known = self.peek(address)
-        if (self._pending.of(address) or any(
-                getattr(known, name) != value
-                for name, value in parts.items())):
-            self.keep(address, lambda record: dataclasses.replace(
-                record, **parts))
+        before = {name: getattr(known, name) for name in parts}
+        if before != parts or self._waiting(address):
+            self.keep(address, lambda record: dataclasses.replace(record, **{
+                name: value for name, value in parts.items()
+                if getattr(record, name) == before[name]}))
 
     @property
     def unwritten(self) -> int:
         """The number of GPUs with data in memory that no file has yet."""
-        return len(self._pending.addresses())
+        return sum(map(bool, list(self._unwritten.values())))
 
     def check(self) -> bool:
         """Set damaged records aside, and delete files of dead writers.
@@ -390,9 +322,9 @@ class Store(boards.Records):
             if error is not None:
                 kept = durable.keep_aside(path)
                 record, lost, content = _salvage(path, address)
-                parts = self._pending.of(address)
-                self._write(address, joined(record, parts), content)
-                self._pending.forget(address, parts)
+                changes = self._waiting(address)
+                self._write(address, _changed(record, changes), content)
+                self._forget(address, changes)
                 LOG.error('%(error)s. The record was moved to %(kept)s. '
                           '%(lost)s', {'error': error, 'kept': kept,
                                        'lost': lost})
@@ -609,9 +541,20 @@ class Store(boards.Records):
             record = self.read(address)
         except exception.JournalError as error:
             self._say(address, error)
-            return joined(_EMPTY, self._pending.of(address)), False
+            return _changed(_EMPTY, self._waiting(address)), False
         self._said.over(address)
         return record, True
+
+    def _waiting(self, address: model.PciAddress) -> tuple[Change, ...]:
+        return tuple(self._unwritten.get(address, ()))
+
+    def _forget(self, address: model.PciAddress, written: tuple[Change, ...]
+                ) -> None:
+        """Drop changes that were written; the record is locked.
+
+        Another thread may have kept newer ones.
+        """
+        del self._unwritten.get(address, [])[:len(written)]
 
     def _read(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         path = self.path(address)
