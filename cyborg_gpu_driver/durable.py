@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +23,6 @@ _MODE = 0o640
 """The group of the directory may read: the metrics exporter does."""
 _NEW = '.new'
 """Suffix of the name of a file that is being written."""
-_TRIES = 8
-"""Attempts to create a file while other processes create its directory."""
 
 
 def write(path: str, kind: str, version: int, content: Any) -> None:
@@ -35,8 +34,9 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
     try:
         make_directory(directory)
         with _named(path):
-            _replace(path, f'{head[:-1]}, "content": {text}}}\n')
-            _sync_directory(directory)
+            _create(path, f'{head[:-1]}, "content": {text}}}\n', os.replace)
+            with _opened(directory) as descriptor:
+                os.fsync(descriptor)
     except OSError as error:
         raise exception.JournalError(
             path=path, reason=f'cannot be written: {error.strerror}; '
@@ -138,7 +138,17 @@ def make_directory(path: str) -> None:
     above, name = os.path.split(os.path.abspath(path))
     make_directory(above)
     with _named(path):
-        _make_directory(path, above, name)
+        new = tempfile.mkdtemp(dir=above, prefix=f'.{name}.', suffix=_NEW)
+        try:
+            with _opened(new) as descriptor:
+                os.fchmod(descriptor, 0o750)
+                _hand_over(descriptor, above)
+            os.rename(new, path)
+        except OSError:
+            os.rmdir(new)
+            # Another process may have been faster.
+            if not os.path.isdir(path):
+                raise
 
 
 def make_file(path: str) -> None:
@@ -149,7 +159,12 @@ def make_file(path: str) -> None:
     if os.path.exists(path):
         raise _irregular(path)
     with _named(path):
-        _make_file(path, *os.path.split(path))
+        try:
+            _create(path, '', os.link)
+        except FileExistsError:
+            # Another process was faster, or a link is broken: stat raises
+            # then.
+            os.stat(path)
 
 
 def leftovers(path: str) -> list[str]:
@@ -189,9 +204,16 @@ def _named(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def _replace(path: str, text: str) -> None:
+def _create(path: str, text: str, place: Callable[[str, str], None]) -> None:
+    """Write a new file with its owner and mode, and then give it its name.
+
+    :param place: os.replace, or os.link to keep a file of that name. The new
+        file is closed before others can lock it: see
+        :mod:`cyborg_gpu_driver.locks`.
+    """
     directory, name = os.path.split(path)
-    descriptor, new = _new_file(directory, name)
+    descriptor, new = tempfile.mkstemp(dir=directory, prefix=f'{name}.',
+                                       suffix=_NEW)
     try:
         with os.fdopen(descriptor, 'w', encoding='utf-8') as stream:
             stream.write(text)
@@ -199,59 +221,10 @@ def _replace(path: str, text: str) -> None:
             os.fchmod(stream.fileno(), _MODE)
             _hand_over(stream.fileno(), directory)
             os.fsync(stream.fileno())
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
-
-
-def _new_file(directory: str, name: str) -> tuple[int, str]:
-    """Open a temporary file; return its descriptor and path.
-
-    A process that creates the directory at the same time can replace an
-    empty directory with another (rename(2)). No file can then be created in
-    the first one.
-    """
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(FileNotFoundError):
-            return tempfile.mkstemp(dir=directory, prefix=f'{name}.',
-                                    suffix=_NEW)
-    return tempfile.mkstemp(dir=directory, prefix=f'{name}.', suffix=_NEW)
-
-
-def _make_directory(path: str, above: str, name: str) -> None:
-    new = tempfile.mkdtemp(dir=above, prefix=f'.{name}.', suffix=_NEW)
-    try:
-        descriptor = os.open(new, os.O_RDONLY | os.O_DIRECTORY
-                             | os.O_NOFOLLOW)
-        try:
-            os.fchmod(descriptor, 0o750)
-            _hand_over(descriptor, above)
-        finally:
-            os.close(descriptor)
-        os.rename(new, path)
-    except OSError:
-        os.rmdir(new)
-        # Another process may have been faster.
-        if not os.path.isdir(path):
-            raise
-
-
-def _make_file(path: str, directory: str, name: str) -> None:
-    descriptor, new = _new_file(directory, name)
-    try:
-        try:
-            os.fchmod(descriptor, _MODE)
-            _hand_over(descriptor, directory)
-        finally:
-            # Before others can lock it: see cyborg_gpu_driver.locks.
-            os.close(descriptor)
-        os.link(new, path)
-    except FileExistsError:
-        # Another process was faster, or a link is broken: stat raises then.
-        os.stat(path)
+        place(new, path)
     finally:
-        os.unlink(new)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
 
 
 def _hand_over(descriptor: int, directory: str) -> None:
@@ -284,9 +257,11 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    descriptor = os.open(directory,
+                         os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -93,30 +93,6 @@ class DurableTest(base.BaseTestCase):
         self.assertEqual(['file.json'],
                          os.listdir(os.path.dirname(self.path)))
 
-    def test_a_directory_that_another_makes_at_the_same_time(self):
-        # rename(2) replaces an empty directory with another empty one.
-        make, directory = tempfile.mkstemp, os.path.dirname(self.path)
-        turns = []
-
-        def replaced(**arguments):
-            turns.append(arguments)
-            if len(turns) % 2:
-                os.rmdir(directory)
-                try:
-                    return make(**arguments)
-                finally:
-                    os.mkdir(directory)
-            return make(**arguments)
-
-        self.useFixture(fixtures.MonkeyPatch('tempfile.mkstemp', replaced))
-        durable.write(self.path, 'thing', 1, 'content')
-        self.assertEqual('content', durable.read(self.path, 'thing', 1))
-        self.path = os.path.join(self.directory, 'locks', 'lock')
-        directory = os.path.dirname(self.path)
-        os.mkdir(directory)
-        durable.make_file(self.path)
-        self.assertTrue(os.path.isfile(self.path))
-
     @unittest.skipIf(os.geteuid(), 'only root can give files away')
     def test_what_root_writes_belongs_to_whom_the_directory_does(self):
         os.chown(self.directory, 4711, 4712)

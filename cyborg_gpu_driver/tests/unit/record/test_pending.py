@@ -63,8 +63,7 @@ class UnreadTest(test_store.StoreCase):
         def full(*arguments):
             raise OSError('No space left on device')
 
-        with fixtures.MonkeyPatch('cyborg_gpu_driver.durable._replace',
-                                  full):
+        with fixtures.MonkeyPatch('os.replace', full):
             self.records.observe(ADDRESS, layout=_OTHER_LAYOUT)
             self.assertEqual(1, self.records.unwritten)
             self.records.observe(ADDRESS, layout=None)

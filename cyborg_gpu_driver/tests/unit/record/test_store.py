@@ -178,7 +178,7 @@ class DamageTest(StoreCase):
             raise OSError(errno.ENOSPC, 'No space left on device')
 
         self.damage()
-        with fixtures.MonkeyPatch('cyborg_gpu_driver.durable._replace', full):
+        with fixtures.MonkeyPatch('os.replace', full):
             for _ in range(3):
                 self.records.check()
                 self.records.peek(ADDRESS)
