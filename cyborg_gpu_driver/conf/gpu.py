@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from oslo_config import cfg
 
@@ -21,6 +22,17 @@ _RPC_SECONDS = 60.0
 """The default of rpc_response_timeout."""
 _ANSWER_SECONDS = 10
 """Seconds for an operation of the privileged process, NVML's delays apart."""
+
+ROLES = tuple(item.value for item in (
+    policy.Mode.PASSTHROUGH, policy.Mode.MIG, policy.Mode.VGPU))
+"""The roles that a GPU in mode auto can have."""
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch('[1-9][0-9]{0,3}', text, re.ASCII):
+        raise ValueError(f'{text!r} is not a number from 1 to 9999')
+    return int(text)
+
 
 GPU_OPTS = [
     cfg.ListOpt(
@@ -155,7 +167,7 @@ POLICY_OPTS = [
             (policy.Mode.OFF.value, 'not offered')],
         help='How the GPUs of this policy are offered. Required.'),
     cfg.ListOpt(
-        'roles', default=[],
+        'roles', default=[], item_type=cfg.types.String(choices=ROLES),
         help='Mode auto: two or more of passthrough, mig and vgpu. An idle '
              'GPU is offered in all of them at once. The first server that '
              'gets a part of it decides its role; all else is reserved in '
@@ -177,13 +189,13 @@ POLICY_OPTS = [
              'fills its GPU instance backs the profile. A type that shares '
              'its GPU instance with others (DC-1-8Q) is offered by its own '
              'name.'),
-    cfg.DictOpt(
-        'max_instances', default={},
+    cfg.Opt(
+        'max_instances', type=cfg.types.Dict(_count), default={},
         help='vGPU types with the highest number of each on one GPU, such as '
              'A40-4Q:6. Required for a type only if neither NVML nor sysfs '
              'says how many fit.'),
-    cfg.DictOpt(
-        'fixed_vgpus', default={},
+    cfg.Opt(
+        'fixed_vgpus', type=cfg.types.Dict(_count), default={},
         help='For kernels without mdev (vendor VFIO): vGPU types with the '
              'number of each to create on each GPU, such as L40S-12Q:4, '
              'instead of vGPUs that are created at bind. The agent creates '

@@ -22,8 +22,6 @@ _NAME = re.compile(r'[A-Za-z0-9_.-]+', re.ASCII)
 
 _PROJECT = 'project'
 _AUTO = policy.Mode.AUTO.value
-_ROLES = tuple(item.value for item in (
-    policy.Mode.PASSTHROUGH, policy.Mode.MIG, policy.Mode.VGPU))
 _ONLY_IN = {
     (policy.Mode.MIG.value,): ('profiles',),
     (policy.Mode.VGPU.value,): ('mixed_sizes',),
@@ -168,8 +166,8 @@ def _policy(conf, name):
         match_numa_node=tuple(values.match_numa_node),
         profiles=tuple(values.profiles),
         vgpu_types=tuple(values.vgpu_types),
-        max_instances=_counts(values, group, 'max_instances'),
-        fixed_vgpus=_counts(values, group, 'fixed_vgpus'),
+        max_instances=tuple(values.max_instances.items()),
+        fixed_vgpus=tuple(values.fixed_vgpus.items()),
         mixed_sizes=values.mixed_sizes,
         scheduler=_scheduler(values, group),
         time_slice=_nanoseconds(values.vgpu_time_slice_us),
@@ -187,15 +185,12 @@ def _check_roles(gpu, values, group, mode):
                                      'only supported by mode auto')
         return (mode,)
     for role in values.roles:
-        if role not in _ROLES:
-            raise validation.invalid(group, 'roles', role, 'expected some of '
-                                     + ', '.join(_ROLES))
         if values.roles.count(role) > 1:
             raise validation.invalid(group, 'roles', role, 'named twice')
     if len(values.roles) < 2:
         raise validation.invalid(
             group, 'roles', ', '.join(values.roles) or '(unset)',
-            'mode auto needs at least two of ' + ', '.join(_ROLES)
+            'mode auto needs at least two of ' + ', '.join(gpu_conf.ROLES)
             + '; for a single one, set mode to it')
     _check_elastic(gpu, values, group)
     return tuple(values.roles)
@@ -265,19 +260,6 @@ def _scheduler(values, group):
 
 def _nanoseconds(microseconds):
     return microseconds and microseconds * 1000
-
-
-def _counts(values, group, option):
-    """Parse the ``TYPE:NUMBER`` pairs of an option."""
-    found = []
-    for name, number in values[option].items():
-        if not re.fullmatch('[1-9][0-9]{0,3}', number.strip(), re.ASCII):
-            raise validation.invalid(
-                group, option, f'{name}:{number}',
-                'expected a vGPU type, a colon and a number from 1, such as '
-                'L40S-12Q:2')
-        found.append((name.strip(), int(number)))
-    return tuple(found)
 
 
 def _addresses(values, group):

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from oslo_config import cfg
-from oslo_config import types
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
@@ -49,12 +48,17 @@ def check_options(conf: cfg.ConfigOpts, policies: Sequence[str]) -> None:
 
 
 def value(conf: cfg.ConfigOpts, group: str, option: str) -> Any:
-    """Value of an option."""
+    """Value of an option.
+
+    :raises InvalidConfiguration: with oslo.config's reason.
+    """
     try:
         return conf[group][option]
     except (cfg.Error, ValueError, RecursionError) as error:
-        raise invalid(group, option, _raw(conf, group, option),
-                      _reason(group, option, error)) from error
+        # oslo.config's message names the option and the file first.
+        raise invalid(
+            group, option, _raw(conf, group, option),
+            str(error).partition(_NOT_VALID)[2] or str(error)) from error
 
 
 def invalid(group: str, option: str, found: Any, reason: str
@@ -154,35 +158,3 @@ def _raw(conf, group, option):
             if section.lower() == group.lower() and option in assigned:
                 found = assigned[option][-1]
     return found
-
-
-def _reason(group, option, error):
-    """What would be right; if that is unknown, oslo.config's message."""
-    if '$' not in str(error) and isinstance(error, (cfg.ConfigFileValueError,
-                                                    ValueError)):
-        options = (gpu_conf.GPU_OPTS if group == 'gpu'
-                   else gpu_conf.POLICY_OPTS)
-        for item in options:
-            if item.name == option:
-                expected = _expected(item.type)
-                if expected:
-                    return f'expected {expected}'
-    return str(error).partition(_NOT_VALID)[2] or str(error)
-
-
-def _expected(kind):
-    if isinstance(kind, types.Integer):
-        limits = ' and '.join(filter(None, (
-            f'at least {kind.min}' if kind.min is not None else '',
-            f'at most {kind.max}' if kind.max is not None else '')))
-        return 'a whole number' + (f' of {limits}' if limits else '')
-    if isinstance(kind, types.Boolean):
-        return 'true or false'
-    if isinstance(kind, types.String) and kind.choices:
-        return 'one of ' + ', '.join(kind.choices)
-    if isinstance(kind, types.Dict):
-        return 'NAME:NUMBER pairs, separated by commas'
-    if isinstance(kind, types.List):
-        inner = _expected(kind.item_type)
-        return inner and f'a list, separated by commas, each {inner}'
-    return ''

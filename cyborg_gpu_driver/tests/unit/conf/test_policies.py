@@ -167,8 +167,7 @@ class PoliciesTest(base.BaseTestCase):
             for value in ('A40-4Q:0', 'A40-4Q:-1', 'A40-4Q:many',
                           'A40-4Q:1.5', 'A40-4Q:10000', 'A40-4Q:'):
                 self.refused(('mode = vgpu', 'vgpu_types = A40-4Q',
-                              f'{option} = {value}'),
-                             option, value, 'a colon and a number')
+                              f'{option} = {value}'), option, value)
             self.refused(('mode = vgpu', 'vgpu_types = A40-4Q',
                           f'{option} = A40-4Q'), option)
         self.refused(('mode = vgpu', 'fixed_vgpus = A40-4Q'), 'fixed_vgpus')
@@ -205,7 +204,7 @@ class PoliciesTest(base.BaseTestCase):
                 (('mode = auto', 'roles = mig'), ('at least two', 'set mode')),
                 (('mode = auto', 'roles = mig, mig'), ('named twice',)),
                 (('mode = auto', 'roles = mig, off'), (
-                    'roles = off', 'passthrough, mig, vgpu')),
+                    "'off'", 'passthrough, mig, vgpu')),
                 (('mode = auto', 'roles = mig, vgpu'), (
                     'vgpu_types', 'role vgpu needs')),
                 (('mode = auto', whole, 'mixed_sizes = true'), (
