@@ -132,8 +132,6 @@ class Withdrawal:
         self._hostname = hostname
         self._make = make
         self._records = store.of(state_path)
-        self._memory: dict[model.PciAddress,
-                           gpu_record.Reported] | None = None
         self._said = log_once.LogOnce()
         self._silent = False
         """Whether Placement has not answered in this report. Each further
@@ -197,7 +195,7 @@ class Withdrawal:
                 kept[address] = capacity.remember(look.gpu, sent, before,
                                                   look.left)
         draining.extend(self._reserved_in_placement(unread))
-        self._keep(kept)
+        self._keep(kept, known)
         self._silent = False
         return Decision(tuple(devices), offered, tuple(draining))
 
@@ -236,7 +234,7 @@ class Withdrawal:
         :param present: GPUs of the host, which get stubs too.
         """
         try:
-            known = self._known()
+            known = remembered(self._records.state_path)
             unknown = {*self._records.unknown_claims()}
         except exception.JournalUnreadable:
             known, unknown = {}, set()
@@ -252,7 +250,7 @@ class Withdrawal:
         Earlier answers of Placement about generations are not used any more.
         """
         self._generations = None
-        known = self._known()
+        known = remembered(self._records.state_path)
         unknown = self._records.unknown_claims()
         there = {gpu.address: gpu for gpu in host.gpus
                  if gpu.address not in unknown}
@@ -272,6 +270,7 @@ class Withdrawal:
                 there[item.gpu])
             known[item.gpu] = dataclasses.replace(
                 before, providers={uuid: item, **before.providers})
+            self._records.observe(item.gpu, reported=known[item.gpu])
         self._adopted.update(there)
         return known
 
@@ -447,17 +446,8 @@ class Withdrawal:
             return device.busy, None
         return '', dataclasses.replace(device, deployables=left)
 
-    def _known(self) -> dict[model.PciAddress, gpu_record.Reported]:
-        if self._memory is None:
-            self._records.check()
-        # A record may not have been readable before.
-        self._memory = {**remembered(self._records.state_path),
-                        **(self._memory or {})}
-        return self._memory
-
-    def _keep(self, kept: dict[model.PciAddress, gpu_record.Reported]
-              ) -> None:
-        before, self._memory = self._memory or {}, kept
+    def _keep(self, kept: Mapping[model.PciAddress, gpu_record.Reported],
+              before: Iterable[model.PciAddress]) -> None:
         for address in {*kept, *before}:
             self._records.observe(address, reported=kept.get(address))
 

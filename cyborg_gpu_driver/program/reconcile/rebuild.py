@@ -24,7 +24,6 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
@@ -59,7 +58,7 @@ class Rebuilder:
         lost = [gpu for gpu in self._host.host().gpus
                 if self._records.peek(gpu.address).claims_lost]
         requests = self._cloud.requests() if lost else None
-        found: dict[model.PciAddress, list[gpu_record.Claim]] = {}
+        rebuilt = []
         for gpu in lost:
             with (self._said.noted(
                     LOG.warning, f'The claims on GPU {gpu.address} are not '
@@ -72,29 +71,16 @@ class Rebuilder:
                 if self._host.is_linked(now):
                     claims += self._whole(now, requests)
                 self._records.rebuilt(gpu.address, claims)
-                found[gpu.address] = claims
-        self._say_found(found, requests)
-        return list(found)
-
-    def _say_found(self, found: Mapping[model.PciAddress,
-                                        Collection[gpu_record.Claim]],
-                   requests: reconcile.Requests | None) -> None:
-        claims = [claim for items in found.values() for claim in items]
-        lacking = [claim.handle for claim in claims
-                   if claim.placement is None and any(
-                       offer.profile == claim.profile
-                       and offer.mode is policy.Mode.MIG for offer
-                       in self._host.offers(self._host.gpu(claim.gpu)))]
-        text = f'{len(claims)} handles on {len(found)} GPUs'
-        if lacking:
-            text += (f'; the GPU instances of {", ".join(lacking)} are not '
-                     'known, and are kept when these handles are unbound')
-        if found:
-            LOG.warning('Recovered lost claims from the hardware%(source)s: '
-                        '%(text)s', {
-                            'source': '' if requests is None else
-                            ' and in the accelerator requests of Cyborg',
-                            'text': text})
+                rebuilt.append(gpu.address)
+                LOG.warning(
+                    'GPU %(gpu)s: the lost claims of these handles were '
+                    'recovered: %(handles)s. If a GPU instance is unknown, '
+                    'it is kept when its handle is unbound.',
+                    {'gpu': gpu.address, 'handles': ', '.join(
+                        f'{claim.handle} ({claim.profile}, '
+                        f'{claim.placement or "no or an unknown instance"})'
+                        for claim in claims) or 'none'})
+        return rebuilt
 
     def adopt(self, gpu: model.Gpu, request: reconcile.Request
               ) -> gpu_record.Claim:

@@ -85,7 +85,6 @@ class Reconciler:
         self._unrepaired = log_once.LogOnce()
         self._failure = log_once.LogOnce()
         self._named = log_once.LogOnce()
-        self._count = 0
         self.left: tuple[reconcile.Kind, ...] = ()
         """The differences that the last :meth:`look` did not repair."""
         self.repaired: tuple[reconcile.Kind, ...] = ()
@@ -138,7 +137,6 @@ class Reconciler:
         self.repaired = tuple(item.kind for item in repaired)
         self.left = tuple(item.kind for item in found
                           if item not in repaired)
-        self._tell_count(len(self.left))
 
     def find(self, refresh: bool = False
              ) -> tuple[reconcile.Difference, ...]:
@@ -252,16 +250,6 @@ class Reconciler:
                                                'done': done})
             return True
         return False
-
-    def _tell_count(self, count: int) -> None:
-        if count == self._count:
-            return
-        self._count = count
-        if count:
-            LOG.warning('Differences on this host: %d. "cyborg-gpu doctor" '
-                        'shows them', count)
-        else:
-            LOG.info('There are no differences on this host any more')
 
     def repair(self, difference: reconcile.Difference) -> str:
         """Repair one difference that is safe."""

@@ -408,6 +408,7 @@ class WithdrawalTest(base.BaseTestCase):
         records = store.of(self.state_path)
         with open(records.path(_ADDRESS), 'w', encoding='utf-8') as stream:
             stream.write('{}')
+        records.check()
         self.restart()
         for gpus in ((), (_GPU,)):
             self.assertTrue(self.report(*gpus)[_ADDRESS].stub)
