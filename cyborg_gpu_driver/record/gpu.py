@@ -111,9 +111,6 @@ class Claim(_OfBoot):
     profile_id: int | None = None
     placement: model.Placement | None = None
     instance_id: int | None = None
-    foreign_ids: tuple[int, ...] = ()
-    """Ids of the profile's instances that existed before the bind, so that
-    the bind did not create them."""
     vfio: bool = False
     """Whether the vGPU is of vendor VFIO: no mdev, and no UUID."""
     vgpu_placement: int | None = None
@@ -212,11 +209,11 @@ class Claim(_OfBoot):
         """Whether the bind of this claim made a live instance.
 
         A process that died while it created an instance has not written the
-        id. Then the claim's instance is the one that did not exist before.
+        id. Then the claim's instance is the one in its place, which was free
+        when the claim was written.
         """
         if self.instance_id is None and not self.is_past(boot):
-            return (self.instance == spec.of(instance)
-                    and instance.instance_id not in self.foreign_ids)
+            return self.instance == spec.of(instance)
         return self.is_on(instance, boot)
 
 

@@ -222,9 +222,9 @@ class GpuReader:
         instances: tuple[model.GpuInstance, ...] = ()
         if enabled:
             instances = tuple(
-                self._scheduled(device, instance, facts, problems)
-                for instance, _ in self._nvml.live_handles(device,
-                                                           facts.profiles))
+                self._scheduled(instance, handle, facts, problems)
+                for instance, handle in self._nvml.live_handles(
+                    device, facts.profiles))
             if detail:
                 with problems.noted('MIG devices'):
                     # About twenty calls per instance.
@@ -235,17 +235,17 @@ class GpuReader:
         return model.Mig(enabled=enabled, pending=pending,
                          profiles=facts.profiles, instances=instances)
 
-    def _scheduled(self, device: Any, instance: model.GpuInstance,
+    def _scheduled(self, instance: model.GpuInstance, handle: Any,
                    facts: nvml_static.Facts,
                    problems: problems_module.Problems) -> model.GpuInstance:
-        """Add the scheduler to an instance that vGPUs can share: two calls."""
+        """Add the scheduler to an instance that vGPUs can share."""
         if not any((item.per_instance or 0) > 1 for item in facts.vgpu_types
                    if item.gi_profile_id == instance.profile_id):
             return instance
         with problems.noted('vGPU scheduler'):
             return dataclasses.replace(
                 instance, scheduler=nvml_vgpu.instance_scheduler_state(
-                    self._nvml, device, instance.instance_id,
+                    self._nvml, handle,
                     facts.scheduler or model.Scheduler(None)))
         return instance
 

@@ -140,21 +140,20 @@ def scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
     return state and _scheduler(state, capabilities)
 
 
-def instance_scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
-                             instance_id: int, capabilities: model.Scheduler
+def instance_scheduler_state(nvml: nvml_module.NvmlSession, instance: Any,
+                             capabilities: model.Scheduler
                              ) -> model.Scheduler | None:
     """Like :func:`scheduler_state`, for vGPUs that share a GPU instance.
 
-    Makes two calls.
-
+    :param instance: the handle of the GPU instance.
     :returns: None if the driver does not schedule vGPUs per GPU instance,
         which it does from Blackwell GB20x on (nvml.h).
     """
     asked = pynvml.c_nvmlVgpuSchedulerStateInfo_v1_t()
     asked.version = pynvml.nvmlVgpuSchedulerStateInfo_v1
     asked.engineId = pynvml.NVML_VGPU_SCHEDULER_ENGINE_TYPE_GRAPHICS
-    state = nvml.optional('nvmlGpuInstanceGetVgpuSchedulerState',
-                          nvml.gpu_instance(device, instance_id), asked)
+    state = nvml.optional('nvmlGpuInstanceGetVgpuSchedulerState', instance,
+                          asked)
     return state and _scheduler(state, capabilities)
 
 

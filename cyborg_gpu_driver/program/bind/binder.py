@@ -14,8 +14,6 @@ import errno
 from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
-from typing import TypeGuard
-from typing import TypeVar
 
 from oslo_log import log as logging
 
@@ -23,11 +21,11 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
@@ -48,21 +46,15 @@ UNBIND_SECONDS = 5.0
 """Time until an unbind answers. The rest of its work continues."""
 _ATTEMPTS = 3
 """Plans to try if another program changes the GPU at the same time."""
-_SESSION_ENDED = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT'})
-"""NVML's errors if another thread has ended the session, and for a handle of
-an ended session: sriov-manage needs NVML closed for all GPUs."""
+_TAKEN = 'INSUFFICIENT_RESOURCES'
+"""NVML's error if another program has taken the chosen placement."""
+_PASSING = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT', _TAKEN})
+"""The first two are NVML's errors if another thread has ended the session,
+and for a handle of an ended session: sriov-manage needs NVML closed for all
+GPUs."""
 _NO_ROOM = (errno.ENOSPC, errno.EIO)
 """The kernel's errors if no GPU instance has room for the vGPU: for an mdev,
 and for vendor VFIO."""
-_Subject = TypeVar('_Subject', gpu_record.Claim, plan.Request)
-
-
-class _NoRoom(Exception):
-    """The instance to share has no room; the bind was rolled back."""
-
-    def __init__(self, error: exception.GpuDriverError):
-        super().__init__(error)
-        self.error = error
 
 
 class Binder:
@@ -104,8 +96,9 @@ class Binder:
             try:
                 with self._partitioning(address, asked):
                     gpus = self._host.changed_by(address, asked)
-                    self._recover(gpus, turn)
-                    made = self._bind(address, gpus, turn)
+                    with self._locked(gpus, turn):
+                        self._recover(gpus, asked)
+                        made = self._bind(address, gpus, turn)
                     done = True
             except Exception:
                 # A complete bind must not be answered as failed: Cyborg
@@ -152,7 +145,9 @@ class Binder:
                 self._records.give_back(asked.handle)
             raise
         if claim is None:
-            self._soon(self._remove_unrecorded, asked)
+            claim = self._unrecorded(asked)
+        if claim is None:
+            LOG.info('Handle %s has nothing on this machine', asked.handle)
             return
         _check_same(claim, asked)
         self._note_end(claim)
@@ -161,7 +156,7 @@ class Binder:
             self._records.give_back(asked.handle)
         if claim.is_group:  # Resets of GPUs take longer than Cyborg waits.
             self._cloud.publish(claim.gpu)
-        self._soon(self._return, claim)
+        self._soon(claim)
 
     def _note_end(self, claim: gpu_record.Claim) -> None:
         """Set a virtual function aside on which no server comes up.
@@ -187,9 +182,7 @@ class Binder:
     def recover(self) -> None:
         """Finish what dead processes and unbinds left. Never raises."""
         try:
-            left = [claim for claim in self._records.claims()
-                    if claim.phase is not gpu_record.Phase.BOUND
-                    and claim.leads]
+            left = self._left()
         except exception.JournalError as error:
             LOG.error('%s', error)
             return
@@ -212,68 +205,56 @@ class Binder:
             if reason:
                 self._tell_kept(claim, reason)
 
-    def _recover(self, gpus: frozenset[model.PciAddress], turn: admission.Turn
+    def _recover(self, gpus: frozenset[model.PciAddress], asked: plan.Request
                  ) -> None:
-        """Finish on GPUs what dead processes and unbinds have left.
+        """Finish on locked GPUs what dead processes and unbinds have left.
 
         A bind could take a place that the rollback of a change needs. And an
         unfinished claim of another handle finds its instance by placement:
         it must not find the one that the bind makes.
         """
-        if not any(self._records.read(gpu).change or self._left(gpu, turn)
-                   for gpu in gpus):
-            return
-        with self._locked(gpus, turn):
-            for gpu in gpus:
+        for gpu in gpus:
+            try:
+                if self._transactions.finish(self._host.gpu(gpu)):
+                    self._host.refresh_gpu(gpu)
+            except exception.ChangeFailed as error:
+                raise plan.refusal(asked, str(error)) from error
+            for claim in self._left(gpu):
+                if (claim.handle == asked.handle
+                        or not gpus.issuperset(claim.gpus)):
+                    continue
                 try:
-                    if self._transactions.finish(self._host.gpu(gpu)):
-                        self._host.refresh_gpu(gpu)
-                except exception.ChangeFailed as error:
-                    raise plan.refusal(turn.asked, str(error)) from error
-                for claim in self._left(gpu, turn):
-                    if gpus.issuperset(claim.gpus):
-                        self._finish(claim)
+                    self._remove(claim)
+                except Exception as error:
+                    self._tell_kept(claim, str(error))
+                    continue
+                if _may_be_defined(claim):
+                    # Cyborg does not wait for mdevctl.
+                    deadline.begin_thread(
+                        self._vgpus.undefine_mdev, claim.handle,
+                        name=f'mdevctl undefine {claim.handle}')
 
-    def _left(self, gpu: model.PciAddress, turn: admission.Turn
+    def _left(self, gpu: model.PciAddress | None = None
               ) -> list[gpu_record.Claim]:
-        """The unfinished claims of other handles on a GPU."""
+        """The unfinished claims on one GPU, or on all."""
         return [claim for claim in self._records.claims(gpu)
                 if claim.phase is not gpu_record.Phase.BOUND
-                and claim.leads and claim.handle != turn.asked.handle]
-
-    def _finish(self, claim: gpu_record.Claim) -> None:
-        """Remove a claim whose process is dead or out of time."""
-        try:
-            self._remove(claim)
-        except Exception as error:
-            self._tell_kept(claim, str(error))
-            return
-        if claim.is_mdev and claim.phase is gpu_record.Phase.UNBINDING:
-            # Cyborg does not wait for mdevctl.
-            deadline.begin_thread(self._vgpus.undefine_mdev, claim.handle,
-                                  name=f'mdevctl undefine {claim.handle}')
+                and claim.leads]
 
     def _bind(self, address: model.PciAddress,
               gpus: frozenset[model.PciAddress], turn: admission.Turn
               ) -> gpu_record.Claim | None:
-        """Bind, and return the new claim; None if it was bound already."""
-        with self._locked(gpus, turn):
-            if self._is_made(address, turn.asked):
-                return None
-            for gpu in gpus:
-                if self._records.read(gpu).change is not None:
-                    raise plan.refusal(
-                        turn.asked, f'a change of GPU {gpu} has just been '
-                        'interrupted')
-                self._admission.check_closed(gpu, turn.asked)
-            self._take_role(address, turn)
-            made = self._make(address, turn)
-            if turn.cancelled:
-                # An unbind may have read the record before the claim was
-                # written.
-                self._remove(made)
-                turn.check()
-            return made
+        """Bind on locked GPUs.
+
+        :returns: the new claim; None if it was bound already.
+        """
+        if self._is_made(address, turn.asked):
+            return None
+        for gpu in gpus:
+            self._admission.check_closed(gpu, turn.asked)
+            self._host.refresh_gpu(gpu)
+        self._take_role(address, turn)
+        return self._make(address, gpus, turn)
 
     @contextlib.contextmanager
     def _locked(self, gpus: frozenset[model.PciAddress], turn: admission.Turn
@@ -289,14 +270,13 @@ class Binder:
                 turn.check()
             raise plan.refusal(turn.asked, str(error)) from error
 
-    def _soon(self, function: Callable[[_Subject, float], object],
-              subject: _Subject) -> None:
-        """Call a function of an unbind, and wait for it up to the limit.
+    def _soon(self, claim: gpu_record.Claim) -> None:
+        """Remove what a claim has, and wait for that up to the limit.
 
         :raises StepFailed: if it takes longer; it continues in its thread.
         """
-        unbind = admission.begin(f'the unbind of handle {subject.handle}',
-                                 function, subject, UNBIND_SECONDS)
+        unbind = admission.begin(f'the unbind of handle {claim.handle}',
+                                 self._return, claim, UNBIND_SECONDS)
         futures.wait([unbind], UNBIND_SECONDS)
         if unbind.done():
             unbind.result()
@@ -305,8 +285,7 @@ class Binder:
         def tell(late: futures.Future) -> None:
             if late.exception() is not None:
                 LOG.error('Unbind of handle %(handle)s: %(error)s',
-                          {'handle': subject.handle,
-                           'error': late.exception()})
+                          {'handle': claim.handle, 'error': late.exception()})
 
         unbind.add_done_callback(tell)
         raise exception.StepFailed(
@@ -319,38 +298,30 @@ class Binder:
 
         mdevctl runs without the GPU's lock.
         """
-        gone = False
         try:
-            if claim.is_mdev and claim.phase is not gpu_record.Phase.BINDING:
-                with self._unfinished(claim, seconds) as current:
-                    if current is not None:
-                        self._vgpus.release(current)
-                        gone = True
-                if gone:
-                    self._vgpus.undefine_mdev(claim.handle)
-            with self._unfinished(claim, seconds) as current:
-                if current is not None:
-                    self._remove(current)
-                return current is not None
+            if _may_be_defined(claim):
+                if not self._if_left(claim, seconds, self._vgpus.release):
+                    return False
+                self._vgpus.undefine_mdev(claim.handle)
+            return self._if_left(claim, seconds, self._remove)
         finally:
             # What could not be removed has no server and no allocation any
             # more. So Placement would promise its place to the next server.
             self._cloud.publish(claim.gpu)
 
-    @contextlib.contextmanager
-    def _unfinished(self, claim: gpu_record.Claim, seconds: float | None
-                    ) -> Iterator[gpu_record.Claim | None]:
-        """Lock the GPUs; yield the current claim, None if gone or bound."""
+    def _if_left(self, claim: gpu_record.Claim, seconds: float | None,
+                 act: Callable[[gpu_record.Claim], None]) -> bool:
+        """Lock the GPUs, and act on a claim, unless it is gone or bound."""
         with locks.gpus(self._records.state_path, claim.gpus, seconds):
             current = self._records.claim(claim.handle)
-            if (current is not None
-                    and current.phase is gpu_record.Phase.BOUND):
-                current = None
-            yield current
+            if (current is None
+                    or current.phase is gpu_record.Phase.BOUND):
+                return False
+            act(current)
+            return True
 
-    def _remove_unrecorded(self, asked: plan.Request, seconds: float
-                           ) -> None:
-        """Remove the mdev of a handle that no record has.
+    def _unrecorded(self, asked: plan.Request) -> gpu_record.Claim | None:
+        """Write the claim of a handle that no record has, for its mdev.
 
         The mdev has the handle's UUID, so it belongs to Cyborg. Its GPU
         instance is unknown and is kept. So is a vGPU of vendor VFIO, which
@@ -358,21 +329,23 @@ class Binder:
         """
         if (asked.is_group
                 or self._vgpus.vgpu_type(asked.mdev) != asked.mdev_type):
-            LOG.info('Handle %s has nothing on this machine', asked.handle)
-            return
+            return None
         address = self._host.owner(asked.function)
-        with locks.gpu(self._records.state_path, address, seconds):
-            if self._records.claim(asked.handle) is not None:
+        claim = gpu_record.Claim(
+            handle=asked.handle, gpu=address, function=asked.function,
+            mdev_type=asked.mdev_type, profile=asked.mdev_type,
+            phase=gpu_record.Phase.UNBINDING)
+        with self._records.gpu(address) as draft:
+            if any(other.handle == asked.handle
+                   for other in draft.record.claims):
                 # A later bind made it.
-                return
-            self._vgpus.destroy_vgpu(address, asked.mdev)
-            self._host.refresh_gpu(address)
-        self._cloud.publish(address)
-        self._vgpus.undefine_mdev(asked.handle)
-        LOG.warning('Removed mdev %(handle)s, of which no record has a '
-                    'claim, from GPU %(gpu)s; the GPU instance that it may '
-                    'have used is kept.',
+                return None
+            draft.record = draft.record.with_claims([claim])
+        LOG.warning('No record has a claim of handle %(handle)s, whose mdev '
+                    'is on GPU %(gpu)s. It is removed; the GPU instance that '
+                    'it may have used is kept.',
                     {'handle': asked.handle, 'gpu': address})
+        return claim
 
     def _tell_kept(self, claim: gpu_record.Claim, reason: str) -> None:
         """Log once why leftovers cannot be removed."""
@@ -419,15 +392,25 @@ class Binder:
         if force is role:
             return
         if force is not None:
-            raise plan.refusal(turn.asked, _other_role(address, force))
+            raise plan.refusal(
+                turn.asked, f'GPU {address} is in role {force.value}, which '
+                'it keeps until nothing is bound on it')
         if self._records.read(address).claims_lost:
             raise plan.refusal(
                 turn.asked, f'the record of GPU {address} was damaged, and '
                 'what is bound on it is not known yet')
         taken: list[change.Step] = []
+
+        def wants(now: model.Gpu) -> readiness.Wants:
+            turn.check()
+            return self._host.wants(now, role)
+
         try:
-            self._switch(address, role, turn, taken)
-        except (exception.BindRefused, exception.BindAbandoned):
+            _, reason = self._transactions.settle(gpu, wants, taken,
+                                                  self._in_use)
+            if reason:
+                raise exception.GpuInUse(f'in use: {reason}')
+        except exception.BindAbandoned:
             raise
         except exception.GpuDriverError as error:
             step = f'{taken[-1]}: ' if taken else ''
@@ -440,22 +423,9 @@ class Binder:
             LOG.info('GPU %(gpu)s has taken role %(role)s',
                      {'gpu': address, 'role': role.value})
 
-    def _switch(self, address: model.PciAddress, role: policy.Mode,
-                turn: admission.Turn, taken: list[change.Step]) -> None:
-        def wants(now: model.Gpu) -> readiness.Wants:
-            turn.check()
-            return self._host.wants(now, role)
-
-        now = self._transactions.reader.complete_gpu(address)
-        if not readiness.steps(now, wants(now)):
-            return
-        force = roles.in_force(now, ())
-        if force is not None and force is not role:
-            raise plan.refusal(turn.asked, _other_role(address, force))
-        found = blockers.of_preparing(self._transactions.machine, now, ())
-        if found:
-            raise exception.GpuInUse('in use: ' + ', '.join(found))
-        self._transactions.settle(now, wants, taken)
+    def _in_use(self, gpu: model.Gpu, _steps: object) -> str:
+        return ', '.join(condition.doubts(gpu) or blockers.of_preparing(
+            self._transactions.machine, gpu, ()))
 
     # Create the partition of a bind, or remove it; the GPUs are locked
 
@@ -477,45 +447,45 @@ class Binder:
         self._remove(claim)
         return False
 
-    def _make(self, address: model.PciAddress, turn: admission.Turn
+    def _make(self, address: model.PciAddress,
+              gpus: frozenset[model.PciAddress], turn: admission.Turn
               ) -> gpu_record.Claim:
         """Make the partition of a handle, or none.
 
-        Plans with the known state; reads the GPU again if that fails.
+        If another program or thread was quicker, or the GPU could not be
+        read, the GPU is read again and the bind is planned again.
         """
-        share = True
-        for attempt in range(1, _ATTEMPTS + 1):
+        kind = self._kind(turn.asked.is_group)
+        share, attempts = True, _ATTEMPTS
+        while True:
             turn.check()
+            attempts -= 1
+            planned = None
             try:
-                return self._attempt(address, turn, share)
+                planned = kind.claim(address, turn.asked, share)
+                return self._attempt(kind, planned, turn)
             except exception.BindAbandoned:
                 raise
-            except _NoRoom as full:
-                LOG.info('The instances on GPU %s have no room for another '
-                         'vGPU', address)
-                share, failure = False, full.error
-            except exception.NvmlError as error:
-                if error.symbol in _SESSION_ENDED:
-                    LOG.info('NVML was closed in the meantime')
-                    failure = error
-                elif error.symbol == 'INSUFFICIENT_RESOURCES':
-                    LOG.info('GPU %s was changed by another program', address)
-                    failure = plan.refusal(
-                        turn.asked,
-                        'another program has taken the chosen placement')
-                else:
+            except exception.GpuDriverError as error:
+                is_full = planned is not None and (
+                    planned.instance_id is not None and _is_full(error))
+                is_passing = (
+                    isinstance(error, exception.NvmlError)
+                    and error.symbol in _PASSING or planned is None
+                    and condition.doubts(self._host.gpu(address)))
+                if (not (is_full or is_passing) or not attempts
+                        or self._records.claim(turn.asked.handle, address)):
+                    reason = _reason(error)
+                    if reason:
+                        raise plan.refusal(turn.asked, reason) from error
                     raise
-            except exception.BindRefused as error:
-                failure = error
-            if (attempt == _ATTEMPTS
-                    or self._records.claim(turn.asked.handle, address)
-                    is not None):
-                break
-            before = self._host.gpu(address)
-            if (self._host.refresh_gpu(address) == before
-                    and isinstance(failure, exception.BindRefused)):
-                break
-        raise failure
+                share = share and not is_full
+                LOG.info('Handle %(handle)s is bound again on GPU %(gpu)s, '
+                         'because of: %(error)s',
+                         {'handle': turn.asked.handle, 'gpu': address,
+                          'error': error})
+            for gpu in gpus:
+                self._host.refresh_gpu(gpu)
 
     def _remove(self, claim: gpu_record.Claim) -> None:
         """Remove all that a claim has, also after an interrupted bind."""
@@ -541,18 +511,10 @@ class Binder:
     def _kind(self, is_group: bool) -> partitions.Kind:
         return self._groups if is_group else self._vgpus
 
-    def _attempt(self, address: model.PciAddress, turn: admission.Turn,
-                 share: bool) -> gpu_record.Claim:
-        kind = self._kind(turn.asked.is_group)
-        planned = claim = kind.claim(address, turn.asked, share)
+    def _attempt(self, kind: partitions.Kind, claim: gpu_record.Claim,
+                 turn: admission.Turn) -> gpu_record.Claim:
         try:
             self._records.put_claims(*claim.on_each())
-        except exception.JournalError:
-            # A group may have some of its claims.
-            with contextlib.suppress(exception.JournalError):
-                self._records.remove_claims(claim.handle)
-            raise
-        try:
             claim = kind.create(claim)
             # In this order: the room that is left is read without a lock,
             # and must never seem larger than it is. A GPU that has
@@ -563,23 +525,24 @@ class Binder:
             bound = claim.on_each(phase=gpu_record.Phase.BOUND,
                                   since=self._records.clock())
             self._records.put_claims(*reversed(bound))
+            if turn.cancelled:
+                # An unbind may have read the record before.
+                turn.check()
+            return bound[0]
         except Exception as error:
             if executor.was_refused(error):
                 # The instance at the placement is not of this bind.
                 self._records.remove_claims(claim.handle)
             else:
                 self._roll_back(claim)
-            if planned.instance_id is not None and _is_full(error):
-                raise _NoRoom(error) from error
-            if isinstance(error, exception.StepFailed):
-                raise plan.refusal(turn.asked, str(error)) from error
             raise
-        return bound[0]
 
     def _roll_back(self, claim: gpu_record.Claim) -> None:
         """Roll back a bind. What fails is left to the next report."""
         try:
-            self._remove(claim)
+            # The record may have the id of the instance.
+            self._remove(self._records.claim(claim.handle, claim.gpu)
+                         or claim)
         except Exception as error:
             # Cyborg must get the error of the bind, not this one.
             LOG.error(
@@ -588,11 +551,6 @@ class Binder:
                 {'handle': claim.handle,
                  'gpus': ', '.join(map(str, claim.gpus)), 'error': error},
                 exc_info=not isinstance(error, exception.GpuDriverError))
-
-
-def _other_role(address: model.PciAddress, role: policy.Mode) -> str:
-    return (f'GPU {address} is in role {role.value}, which it keeps until '
-            'nothing is bound on it')
 
 
 def _check_same(claim: gpu_record.Claim, asked: plan.Request) -> None:
@@ -606,8 +564,19 @@ def _check_same(claim: gpu_record.Claim, asked: plan.Request) -> None:
         raise plan.refusal(asked, f'the handle is bound on {claim.function}')
 
 
-def _is_full(error: Exception
-             ) -> TypeGuard[exception.SysfsError | exception.VgpuNotCreatable]:
+def _reason(error: exception.GpuDriverError) -> str:
+    """Why a bind is refused, if it cannot be carried out; else ``''``."""
+    if isinstance(error, exception.NvmlError) and error.symbol == _TAKEN:
+        return 'another program has taken the chosen placement'
+    return str(error) if isinstance(error, exception.StepFailed) else ''
+
+
+def _may_be_defined(claim: gpu_record.Claim) -> bool:
+    """Whether mdevctl may have a definition of the claim's mdev."""
+    return claim.is_mdev and claim.phase is not gpu_record.Phase.BINDING
+
+
+def _is_full(error: exception.GpuDriverError) -> bool:
     """Whether an error says that no GPU instance has room for the vGPU."""
     return (isinstance(error, exception.VgpuNotCreatable)
             or isinstance(error, exception.SysfsError)

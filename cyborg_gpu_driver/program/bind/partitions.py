@@ -78,23 +78,9 @@ class Kind(abc.ABC):
     def _disconnect(self, claim: gpu_record.Claim) -> None:
         """Deactivate the NVSwitch partition of a claim, if it has one."""
         if claim.fabric_partition is not None:
-            self._take(claim.gpu, change.Step(
+            executor.take(self._machine, claim.gpu, change.Step(
                 Action.DEACTIVATE_PARTITION,
                 fabric_partition=claim.fabric_partition))
-
-    def _take(self, address: model.PciAddress, *steps: change.Step,
-              gpu: model.Gpu | None = None,
-              instance: model.GpuInstance | None = None) -> None:
-        """Take steps on a GPU.
-
-        :param gpu: the GPU in its current state, if a step needs it.
-        :param instance: a live instance that a step is about.
-        """
-        runner = executor.Executor(self._machine, address, gpu)
-        if instance is not None:
-            runner.know(instance)
-        for step in steps:
-            runner.take(step)
 
 
 class Vgpus(Kind):
@@ -114,25 +100,17 @@ class Vgpus(Kind):
     def claim(self, address: model.PciAddress, asked: plan.Request,
               share: bool) -> gpu_record.Claim:
         gpu = self._host.gpu(address)
-        if gpu.mixed_sizes:
-            # Only the driver knows the placements of vGPUs that other tools
-            # made. A taken one fails when the guest starts, not at the bind.
-            gpu = self._host.refresh_gpu(address)
         available = self._host.offers(gpu)
         offer = plan.find_offer(gpu, available, asked)
         claim = plan.plan(gpu, available, offer, asked,
                           self._records.claims(address),
                           self._machine.boot_id(), share)
-        profile = spec.profile(gpu, claim.profile_id)
         try:
             partition = privileged_fabric.partition_of_vgpu(
                 gpu, asked.mdev_type)
         except (exception.FabricError, exception.StepFailed) as error:
             raise plan.refusal(asked, str(error)) from error
-        claim = dataclasses.replace(
-            claim, fabric_partition=partition,
-            foreign_ids=self._instance_ids(address, profile)
-            if profile is not None and claim.instance_id is None else ())
+        claim = dataclasses.replace(claim, fabric_partition=partition)
         if self.vgpu_type(claim.vgpu) is not None:
             raise plan.refusal(asked, (
                 'that virtual function carries a vGPU' if claim.vfio
@@ -158,8 +136,10 @@ class Vgpus(Kind):
 
     def release(self, claim: gpu_record.Claim) -> None:
         """Destroy only the vGPU of a claim, the first half of a destroy."""
-        self.destroy_vgpu(claim.gpu, claim.vgpu,
-                          self._host.gpu(claim.gpu) if claim.vfio else None)
+        executor.take(
+            self._machine, claim.gpu,
+            change.Step(Action.DESTROY_VGPU, vgpu=claim.vgpu),
+            gpu=self._host.gpu(claim.gpu) if claim.vfio else None)
         self._disconnect(claim)
 
     def exists(self, claim: gpu_record.Claim) -> bool:
@@ -170,35 +150,43 @@ class Vgpus(Kind):
         """
         return executor.type_of(self._machine, vgpu)
 
-    @gate.series
-    def _instance_ids(self, address: model.PciAddress,
-                      profile: model.GpuInstanceProfile) -> tuple[int, ...]:
-        """Ids of the live instances of a profile."""
-        nvml = self._machine.nvml
-        return tuple(sorted(
-            instance.instance_id for instance in nvml.gpu_instances(
-                nvml.device(address), profile.profile_id)))
-
-    def numbered(self, claim: gpu_record.Claim, instance_id: int | None
-                 ) -> gpu_record.Claim:
-        """The claim with the id of an instance of this boot, if it exists."""
-        return dataclasses.replace(claim, instance_id=instance_id,
-                                   boot=self._machine.boot_id())
-
     def create_instance(self, gpu: model.Gpu,
-                        claims: Iterable[gpu_record.Claim],
+                        claims: tuple[gpu_record.Claim, ...],
                         wanted: spec.MigInstanceSpec, modes: readiness.Wants,
                         done: list[str]) -> tuple[gpu_record.Claim, ...]:
         """Create the instance of claims at its placement, unless it exists.
 
+        The claims are in the record without an id before the creation, and
+        with the id right after it. So only the instance of a process that
+        dies in between is known by its place, which was free before.
+
+        :param gpu: as it is now.
         :param done: each step that was taken is appended to it, for people.
+        :raises StepFailed: if another tool has created it.
         """
-        runner = executor.Executor(self._machine, gpu.address, gpu)
-        for step in desired.creation(gpu, (wanted,), modes):
-            runner.take(step)
-            done.append(str(step))
-        number = runner.instance(wanted.placement).instance_id
-        return tuple(self.numbered(claim, number) for claim in claims)
+        boot = self._machine.boot_id()
+        there = next((
+            instance for instance in (gpu.mig.instances if gpu.mig else ())
+            if spec.of(instance) == wanted.bare), None)
+        if there is None:
+            self._records.put_claims(*_numbered(claims, None, boot))
+        elif claims and not any(claim.made(there, boot) for claim in claims):
+            raise exception.StepFailed(
+                reason=f'another tool has created GPU instance '
+                f'{there.instance_id} at {wanted.placement}; destroy it, '
+                'then run cyborg-gpu layout restore')
+        try:
+            runner = executor.take(
+                self._machine, gpu.address,
+                *desired.creation(gpu, (wanted,), modes), gpu=gpu, done=done)
+        except exception.NvmlError as error:
+            if executor.was_refused(error):
+                self._records.put_claims(*claims)
+            raise
+        claims = _numbered(
+            claims, runner.instance(wanted.placement).instance_id, boot)
+        self._records.put_claims(*claims)
+        return claims
 
     def create_vgpu(self, gpu: model.Gpu, claim: gpu_record.Claim
                     ) -> gpu_record.Claim:
@@ -209,8 +197,10 @@ class Vgpus(Kind):
         destroyed, unless a claim needs it whose vGPU is on an instance of
         another tool. On such an instance, the claim keeps its own one.
         """
-        self._take(claim.gpu, change.Step(
-            Action.CREATE_VGPU, vgpu=claim.vgpu), *_activation(claim), gpu=gpu)
+        executor.take(
+            self._machine, claim.gpu,
+            change.Step(Action.CREATE_VGPU, vgpu=claim.vgpu),
+            *_activation(claim), gpu=gpu)
         found = self.instance_under(claim)
         if found is None or found == claim.instance_id:
             return claim
@@ -243,12 +233,6 @@ class Vgpus(Kind):
         if not claim.vfio:
             return None
         return vfio.instance_under(self._machine, claim.function)
-
-    def destroy_vgpu(self, address: model.PciAddress, vgpu: spec.VgpuSpec,
-                     gpu: model.Gpu | None = None) -> None:
-        """Destroy a vGPU, if it exists; vendor VFIO needs its GPU."""
-        self._take(address, change.Step(Action.DESTROY_VGPU, vgpu=vgpu),
-                   gpu=gpu)
 
     def undefine_mdev(self, handle: str) -> None:
         """Remove the definition of a handle's mdev. Never raises."""
@@ -306,7 +290,7 @@ class Vgpus(Kind):
         """
         instance = self.own_instance(claim)
         if instance is not None:
-            self._take(claim.gpu, change.Step(
+            executor.take(self._machine, claim.gpu, change.Step(
                 Action.DESTROY_INSTANCE, placement=instance.placement),
                 instance=instance)
 
@@ -341,7 +325,7 @@ class Vgpus(Kind):
             raise error
         # A guest may have left compute instances (MIG User Guide: they are
         # created within a virtual machine too).
-        self._take(claim.gpu, *(
+        executor.take(self._machine, claim.gpu, *(
             change.Step(action, placement=instance.placement)
             for action in (Action.DESTROY_COMPUTE, Action.DESTROY_INSTANCE)),
             instance=instance)
@@ -434,8 +418,6 @@ class Groups(Kind):
     def claim(self, address: model.PciAddress, asked: plan.Request,
               share: bool) -> gpu_record.Claim:
         group = self._host.group(asked.function, asked.mdev_type)
-        for member in group.members if group else ():
-            self._host.refresh_gpu(member)
         gpu = self._host.gpu(asked.function)
         offer = plan.find_offer(gpu, self._host.offers(gpu), asked)
         if group is None or offer.members != group.members:
@@ -462,7 +444,7 @@ class Groups(Kind):
     def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
         # A partition that is active was left by a deleted server.
         self._disconnect(claim)
-        self._take(claim.gpu, *_activation(claim))
+        executor.take(self._machine, claim.gpu, *_activation(claim))
         return claim
 
     def destroy(self, claim: gpu_record.Claim) -> None:
@@ -496,6 +478,13 @@ class Groups(Kind):
                     'to nvidia when the agent starts')
 
 
+def _numbered(claims: Iterable[gpu_record.Claim], instance_id: int | None,
+              boot: str) -> tuple[gpu_record.Claim, ...]:
+    """The claims with the id of their instance of this boot, if it exists."""
+    return tuple(dataclasses.replace(claim, instance_id=instance_id, boot=boot)
+                 for claim in claims)
+
+
 def _place(claim: gpu_record.Claim
            ) -> tuple[model.Placement | None, int | None]:
     return claim.placement, claim.instance_id
@@ -512,7 +501,7 @@ def connect(machine: platform.Platform, claim: gpu_record.Claim
                 privileged_fabric.read_partitions())):
         return None
     (step,) = _activation(claim)
-    executor.Executor(machine, claim.gpu).take(step)
+    executor.take(machine, claim.gpu, step)
     return step
 
 

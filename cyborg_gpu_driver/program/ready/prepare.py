@@ -194,16 +194,18 @@ class Preparer:
         """
         now = self._reader.complete_gpu(address)
         wants = self._wants_anew(now)
-        steps = readiness.steps(now, wants(now))
-        reason = self._in_the_way(now, steps, is_unread)
-        if not reason:
-            if is_unread:
-                now = self._read_roles(now, taken)
-            self._transactions.settle(now, wants, taken)
-            if self._health.dead_functions(address) and any(
-                    step.action is change.Action.DISABLE_FUNCTIONS
-                    for step in taken):
-                self._health.functions_renewed(address)
+        if is_unread:
+            reason = self._in_the_way(now, readiness.steps(now, wants(now)),
+                                      is_unread)
+            if reason:
+                return reason
+            now = self._read_roles(now, taken)
+        _, reason = self._transactions.settle(now, wants, taken,
+                                              self._in_the_way)
+        if self._health.dead_functions(address) and any(
+                step.action is change.Action.DISABLE_FUNCTIONS
+                for step in taken):
+            self._health.functions_renewed(address)
         return reason
 
     def _unread(self, gpu: model.Gpu) -> tuple[policy_module.Mode, ...]:
@@ -242,7 +244,7 @@ class Preparer:
                  ) -> tuple[model.Gpu, roles.RoleFacts]:
         before = len(taken)
         try:
-            gpu = self._transactions.settle(
+            gpu, _ = self._transactions.settle(
                 gpu, lambda now: self._settings.wants(now, role), taken)
             problem = roles.unsupported(gpu, role)
             if problem:

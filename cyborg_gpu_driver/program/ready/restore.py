@@ -26,14 +26,12 @@ from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.steps import blockers
-from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 
@@ -143,35 +141,38 @@ class Restorer:
         def wanted(now: model.Gpu) -> readiness.Wants:
             return desired.wants(now, record, self._settings.wants(now, role))
 
+        def blocked(now: model.Gpu, _steps: object) -> str:
+            needed = readiness.steps(now, desired.wants(
+                now, record, readiness.Wants()))
+            found = ', '.join(blockers.of_preparing(self._machine, now, ()))
+            if found and needed:
+                raise exception.ChangeRefused(gpu=gpu.address,
+                                              reason=f'blocked by {found}')
+            if not found and not needed:
+                found = self._cloud.claimed(gpu.address)
+            if found:
+                # Only the policy needs more, and the agent provides that as
+                # soon as the GPU is idle.
+                LOG.info('GPU %(gpu)s is not made ready for its policy: '
+                         '%(reason)s', {'gpu': gpu.address, 'reason': found})
+            return found
+
         if not readiness.steps(gpu, wanted(gpu)):
             return gpu
-        now = self._reader.complete_gpu(gpu.address)
-        needed = readiness.steps(now, desired.wants(
-            now, record, readiness.Wants()))
-        found = blockers.of_preparing(self._machine, now, ())
-        if found and needed:
-            raise exception.ChangeRefused(
-                gpu=gpu.address, reason='blocked by ' + ', '.join(found))
-        reason = ', '.join(found) or (
-            not needed and self._cloud.claimed(gpu.address))
-        if reason:
-            # Only the policy needs more, and the agent provides that as soon
-            # as the GPU is idle.
-            LOG.info('GPU %(gpu)s is not made ready for its policy: '
-                     '%(reason)s', {'gpu': gpu.address, 'reason': reason})
-            return now
         taken: list[change.Step] = []
         try:
-            now = self._transactions.settle(now, wanted, taken)
+            gpu, _ = self._transactions.settle(
+                self._reader.complete_gpu(gpu.address), wanted, taken,
+                blocked)
         except exception.GpuDriverError as error:
             # A guest can run without its scheduler, but not without a vGPU.
             if not (taken and taken[-1].action is change.Action.SCHEDULER):
                 raise
             failed.append(f'{taken.pop()}: {error}')
-            now = self._reader.complete_gpu(gpu.address)
+            gpu = self._reader.complete_gpu(gpu.address)
         finally:
             done.extend(map(str, taken))
-        return now
+        return gpu
 
     def _group(self, gpu: model.Gpu, group: desired.Group, done: list[str],
                failed: list[str], handle: str | None = None) -> None:
@@ -182,7 +183,9 @@ class Restorer:
         claims = group.claims
         if group.instance is not None:
             gpu = self._transactions.read(gpu)
-            claims = self._instance(gpu, claims, group.instance, done)
+            claims = self._vgpus.create_instance(
+                gpu, claims, group.instance,
+                self._settings.wants(gpu, policy.Mode.MIG), done)
         for claim in claims:
             with _noted(failed, f'handle {claim.handle}'):
                 if (handle not in (None, claim.handle)
@@ -193,38 +196,6 @@ class Restorer:
                     self._records.put_claims(made)
                 done.append(f'create vGPU {claim.handle} on '
                             f'{claim.function}')
-
-    def _instance(self, gpu: model.Gpu, claims: tuple[gpu_record.Claim, ...],
-                  wanted: spec.MigInstanceSpec, done: list[str]
-                  ) -> tuple[gpu_record.Claim, ...]:
-        """Create a GPU instance, unless its claims have created it."""
-        live = gpu.mig.instances if gpu.mig else ()
-        there = next((instance for instance in live
-                      if spec.of(instance) == wanted.bare), None)
-        boot = self._machine.boot_id()
-        if there is None:
-            # If this process dies after the creation, the next restore knows
-            # that the instance is theirs.
-            foreign = tuple(instance.instance_id for instance in live
-                            if instance.profile_id == wanted.profile_id)
-            self._records.put_claims(*(dataclasses.replace(
-                self._vgpus.numbered(claim, None), foreign_ids=foreign)
-                for claim in claims))
-        elif claims and not any(claim.made(there, boot) for claim in claims):
-            raise exception.StepFailed(
-                reason=f'another tool has created GPU instance '
-                f'{there.instance_id} at {wanted.placement}; destroy it, '
-                'then run cyborg-gpu layout restore')
-        try:
-            claims = self._vgpus.create_instance(
-                gpu, claims, wanted,
-                self._settings.wants(gpu, policy.Mode.MIG), done)
-        except exception.NvmlError as error:
-            if executor.was_refused(error):
-                self._records.put_claims(*claims)
-            raise
-        self._records.put_claims(*claims)
-        return claims
 
 
 @contextlib.contextmanager

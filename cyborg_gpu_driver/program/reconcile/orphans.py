@@ -149,8 +149,8 @@ class VgpuOrphans:
     def _remove(self, found: Found) -> tuple[str, ...]:
         vgpu = spec.VgpuSpec(found.vgpu.function, found.vgpu.type_id,
                              found.vgpu.uuid)
-        executor.Executor(self._machine, found.gpu.address, found.gpu).take(
-            change.Step(change.Action.DESTROY_VGPU, vgpu=vgpu))
+        executor.take(self._machine, found.gpu.address, change.Step(
+            change.Action.DESTROY_VGPU, vgpu=vgpu), gpu=found.gpu)
         if executor.type_of(self._machine, vgpu) is not None:
             raise _kept(found, 'the kernel has not removed it')
         if vgpu.uuid is None:

@@ -58,17 +58,37 @@ def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
     return machine.sysfs.link_name(*functions.DEVICES, vgpu.uuid, 'mdev_type')
 
 
+def take(machine: platform.Platform, address: model.PciAddress,
+         *steps: change.Step, gpu: model.Gpu | None = None,
+         instance: model.GpuInstance | None = None,
+         done: list[str] | None = None) -> Executor:
+    """Take steps on one GPU, whose record has the intent already.
+
+    :param gpu, instance: see :class:`Executor`.
+    :param done: each step that was taken is appended to it, for people.
+    """
+    runner = Executor(machine, address, gpu, instance)
+    for step in steps:
+        runner.take(step)
+        if done is not None:
+            done.append(str(step))
+    return runner
+
+
 class Executor:
     """Takes steps on one GPU and knows the resulting GPU instances.
 
     :param gpu: the GPU before the first step, with its compute instances if
         a step is about one. None is sufficient for steps about mdevs and
-        about instances that :meth:`know` gets.
+        about ``instance``.
+    :param instance: a live instance that was read separately.
     :param may_reset: whether a change of the MIG mode may reset the GPU.
     """
 
     def __init__(self, machine: platform.Platform, address: model.PciAddress,
-                 gpu: model.Gpu | None = None, may_reset: bool = True):
+                 gpu: model.Gpu | None = None,
+                 instance: model.GpuInstance | None = None,
+                 may_reset: bool = True):
         self.pending = False
         """Whether the GPU waits for a reset that ``may_reset`` forbids."""
         self._machine = machine
@@ -76,12 +96,9 @@ class Executor:
         self._gpu = gpu
         self._address = str(address)
         self._live = {
-            instance.placement: instance
-            for instance in (gpu.mig.instances if gpu and gpu.mig else ())}
-
-    def know(self, instance: model.GpuInstance) -> None:
-        """Add a live instance that the caller has read separately."""
-        self._live[instance.placement] = instance
+            known.placement: known
+            for known in (*(gpu.mig.instances if gpu and gpu.mig else ()),
+                          *filter(None, [instance]))}
 
     def take(self, step: change.Step) -> None:
         """Take one step."""

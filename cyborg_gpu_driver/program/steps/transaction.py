@@ -55,6 +55,7 @@ ROLLED_BACK = 'the GPU is as it was before'
 STUCK = ('the rollback failed; run "cyborg-gpu layout restore" or apply a '
          'layout again')
 
+_Blocked = Callable[[model.Gpu, Sequence[partition_change.Step]], str]
 _ROUNDS = 3
 """How often a rollback is tried, each time from the GPU's current state."""
 
@@ -125,7 +126,8 @@ class Transactions:
                 earlier.before, instances=desired.remaining(gpu, earlier)),
             steps=tuple(map(str, steps)), touched=earlier.touched,
             vgpus=earlier.vgpus, boot=boot)
-        runner = executor.Executor(self.machine, gpu.address, gpu, may_reset)
+        runner = executor.Executor(self.machine, gpu.address, gpu,
+                                   may_reset=may_reset)
         now, doing = gpu, ''
         kept: Mapping[str, Any] = {}
         try:
@@ -191,26 +193,36 @@ class Transactions:
 
     def settle(self, gpu: model.Gpu,
                wants_of: Callable[[model.Gpu], readiness.Wants],
-               taken: list[partition_change.Step]) -> model.Gpu:
-        """Take all steps to wanted modes, each chosen from the GPU's state.
+               taken: list[partition_change.Step],
+               blocked: _Blocked = lambda gpu, steps: ''
+               ) -> tuple[model.Gpu, str]:
+        """Give a GPU the modes that are wanted: the only way to do so.
 
-        Nothing is rolled back: whoever settles the GPU next continues.
+        Each step is chosen from the GPU's state after the last one. Nothing
+        is rolled back: whoever settles the GPU next continues.
 
-        :param gpu: the GPU as it is now; it is idle.
+        :param gpu: the GPU as it is now.
         :param taken: each step is appended to it before it is taken.
+        :param blocked: called before the first step, with the GPU and all
+            its steps. It returns why they cannot be taken, for people; empty
+            if they can.
+        :returns: the GPU after the steps, and what ``blocked`` returned.
         :raises StepFailed: if a step had no effect, or cannot be taken.
         """
         before = len(taken)
         while left := readiness.steps(gpu, wants_of(gpu)):
+            reason = blocked(gpu, left) if len(taken) == before else ''
+            if reason:
+                return gpu, reason
             step = left[0]
             if step in taken[before:]:
                 raise exception.StepFailed(reason=f'"{step}" had no effect')
             taken.append(step)
             LOG.info('GPU %(gpu)s: %(step)s',
                      {'gpu': gpu.address, 'step': step})
-            executor.Executor(self.machine, gpu.address, gpu).take(step)
+            executor.take(self.machine, gpu.address, step, gpu=gpu)
             gpu = self.reader.complete_gpu(gpu.address)
-        return gpu
+        return gpu, ''
 
     def finish(self, gpu: model.Gpu) -> bool:
         """Roll back the change that a dead process left.

@@ -244,7 +244,6 @@ def record_file(state_path):
         hold(isinstance(entry.profile, str), entry)
         hold(isinstance(entry.placement, (model.Placement, type(None))),
              entry)
-        hold(None not in entry.foreign_ids, entry)
         audit.Audit(state_path).record(
             entry.gpu, 'bound', entry.handle, audit.of_claim(entry))
 

@@ -66,9 +66,8 @@ _CLAIMS = [{
     'handle': str(uuid.UUID(int=number)), 'gpu': _GPU,
     'function': '0000:07:00.4', 'mdev_type': 'nvidia-474',
     'profile': '1g.5gb', 'phase': phase.value, 'profile_id': 19,
-    'placement': dict(_PLACE), 'instance_id': 7, 'foreign_ids': [8, 9],
-    'vfio': bool(number % 2), 'vgpu_placement': None, 'boot': 'one',
-    'repeats': 0}
+    'placement': dict(_PLACE), 'instance_id': 7, 'vfio': bool(number % 2),
+    'vgpu_placement': None, 'boot': 'one', 'repeats': 0}
     for number, phase in enumerate(gpu_record.Phase)]
 _LAYOUT = {'enabled': True, 'pending': False, 'instances': [
     {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1], [1, 1]]}]}

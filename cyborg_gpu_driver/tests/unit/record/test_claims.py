@@ -26,7 +26,7 @@ def _entry(number=1, **changes):
         handle=str(uuid.UUID(int=number)), gpu=_GPU, function=_VF,
         mdev_type='nvidia-474', profile='1g.5gb',
         phase=gpu_record.Phase.BINDING, profile_id=19,
-        placement=model.Placement(6, 1), foreign_ids=(7, 8))
+        placement=model.Placement(6, 1))
     return dataclasses.replace(entry, **changes)
 
 
@@ -40,7 +40,7 @@ class JournalTest(base.BaseTestCase):
 
     def test_entries_outlive_the_process(self):
         entries = (_entry(1), _entry(2, gpu=_OTHER, profile_id=None,
-                                     placement=None, foreign_ids=(),
+                                     placement=None,
                                      phase=gpu_record.Phase.BOUND),
                    _entry(3, vfio=True, vgpu_placement=0, boot='one',
                           repeats=2))
@@ -148,8 +148,7 @@ class JournalTest(base.BaseTestCase):
                              ('function', '/'), ('mdev_type', 'nvidia-1/..'),
                              ('phase', 'lost'), ('profile_id', '19'),
                              ('placement', {'start': -1, 'size': 1}),
-                             ('instance_id', 1.5), ('foreign_ids', ['x']),
-                             ('vfio', 1), ('vfio', None),
+                             ('instance_id', 1.5), ('vfio', 1), ('vfio', None),
                              ('vgpu_placement', -1),
                              ('vgpu_placement', '0'), ('boot', 1),
                              ('repeats', -1)):

@@ -153,26 +153,6 @@ class ChangeTest(ComputeCase):
         self.binder.bind(*handle)
         self.assertIsNone(records.read(self.address).change)
 
-    def test_a_bind_is_refused_if_it_is_left_while_the_bind_waits(self):
-        self.live.refresh()
-        handle = self.handle('1g.5gb')
-        records = store.of(self.state_path)
-        is_made = self.binder._is_made
-
-        def leave(*arguments):
-            self.left(0)
-            return is_made(*arguments)
-
-        self.binder._is_made = leave
-        before = self.truth()
-        error = self.assertRaises(exception.BindRefused, self.binder.bind,
-                                  *handle)
-        self.assertIn('interrupted', str(error))
-        self.assertEqual(before, self.truth())
-        self.binder._is_made = is_made
-        self.binder.bind(*handle)
-        self.assertIsNone(records.read(self.address).change)
-
 
 class LeftoverTest(ComputeCase):
 

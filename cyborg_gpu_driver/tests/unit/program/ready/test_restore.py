@@ -14,9 +14,9 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import nodes
@@ -26,10 +26,6 @@ load_tests = testscenarios.load_tests_apply_scenarios
 
 _EQUAL = model.SchedulerPolicy.EQUAL_SHARE
 _MIG = policy.Policy('p', policy.Mode.MIG)
-
-
-def _die(*_arguments):
-    raise KeyboardInterrupt
 
 
 class RestoreCase(binder_case.BinderCase):
@@ -179,10 +175,15 @@ class MdevTest(RestoreCase):
         self.bind('1g.5gb')
         before = self.on_gpu()
         self.reboot()
-        create = partitions.Vgpus.create_instance
-        with fixtures.MonkeyPatch(
-                'cyborg_gpu_driver.program.bind.partitions.Vgpus.'
-                'create_instance', lambda *args: _die(create(*args))):
+        take = executor.take
+
+        def die(machine, address, *steps, **named):
+            runner = take(machine, address, *steps, **named)
+            if steps[0].action is change.Action.CREATE_INSTANCE:
+                raise KeyboardInterrupt
+            return runner
+
+        with fixtures.MonkeyPatch(f'{executor.__name__}.take', die):
             self.assertRaises(KeyboardInterrupt, self.restore)
         self.restart()
         self.restore()
@@ -212,8 +213,6 @@ class MdevTest(RestoreCase):
                 ({'phase': given_back, 'boot': 'earlier'}, True),
                 ({'phase': given_back, 'instance_id': 99}, True),
                 ({'phase': given_back, 'instance_id': None}, False),
-                ({'phase': given_back, 'instance_id': None,
-                  'foreign_ids': (instance.instance_id,)}, True),
                 ({'boot': 'earlier'}, False)):
             saved = apply.saved(gpu, gpu_record.GpuRecord(
                 claims=(dataclasses.replace(entry, **changes),)), boot)

@@ -262,8 +262,7 @@ class RepairTest(ReconcileCase):
         self.repair(K.NOT_RECORDED)
         self.assertEqual([self.address], self.published)
         # Only the lost record had the time from which the server had the vGPU.
-        self.assertEqual((dataclasses.replace(entry, foreign_ids=(),
-                                              since=None),),
+        self.assertEqual((dataclasses.replace(entry, since=None),),
                          self.records.claims())
         self.records.remove_claims(entry.handle)
         difference = self.difference(K.NOT_RECORDED)
