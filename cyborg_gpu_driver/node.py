@@ -43,7 +43,6 @@ from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.ready import prepare
-from cyborg_gpu_driver.program.ready import restore
 from cyborg_gpu_driver.program.reconcile import groups
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
@@ -151,7 +150,7 @@ class Node(host_parts.HostParts, services.Services):
         return reconcile.Reconciler(
             self.platform, self.live, self.records, self.settings,
             groups.Connections(self.platform, self.live, self.records),
-            self.vgpus, self.rebuilder, self.binder, self.restorer, self,
+            self.vgpus, self.rebuilder, self.binder, self.preparer, self,
             self.settings.orphan_grace)
 
     @functools.cached_property
@@ -161,16 +160,12 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def preparer(self) -> prepare.Preparer:
         return prepare.Preparer(
-            self.transactions, self.settings, self.health, self, self.fixed)
+            self.transactions, self.settings, self.health, self,
+            self.claimed_vgpus, self.fixed)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:
         return fixed.FixedVgpus(self.transactions, self.settings)
-
-    @functools.cached_property
-    def restorer(self) -> restore.Restorer:
-        return restore.Restorer(self.transactions, self.claimed_vgpus,
-                                self.fixed, self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.VgpuOrphans:

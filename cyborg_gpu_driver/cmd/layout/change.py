@@ -104,8 +104,10 @@ def _restored(machine, gpu, saved, modes_set):
     done: list[str] = []
     try:
         machine.reachable((gpu,))
-        outcome = apply.Outcome(gpu.address, machine.restorer.restore(
-            gpu, saved.get(gpu.address), done.append, modes_set))
+        machine.preparer.restore(gpu, saved.get(gpu.address), done, modes_set)
+        outcome = apply.Outcome(
+            gpu.address, apply.Status.CHANGED if done
+            else apply.Status.UNCHANGED)
     except exception.GpuDriverError as error:
         outcome = apply.Outcome(gpu.address, apply.Status.FAILED, error)
     return {**_row(outcome), 'done': done}

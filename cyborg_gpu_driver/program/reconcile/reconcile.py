@@ -32,7 +32,7 @@ from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.privileged import consent
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
-from cyborg_gpu_driver.program.ready import restore
+from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.reconcile import groups
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
@@ -63,7 +63,7 @@ class Reconciler:
                  records: store.Store, settings: policies.Settings,
                  connections: groups.Connections, vgpus: orphans.VgpuOrphans,
                  rebuilder: rebuild.Rebuilder, binds: binder.Binder,
-                 restorer: restore.Restorer, cloud: services.Services,
+                 preparer: prepare.Preparer, cloud: services.Services,
                  grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
@@ -74,7 +74,7 @@ class Reconciler:
         self._vgpus = vgpus
         self._rebuilder = rebuilder
         self._binder = binds
-        self._restorer = restorer
+        self._preparer = preparer
         self._cloud = cloud
         self._grace = grace
         self._clock = clock
@@ -298,7 +298,7 @@ class Reconciler:
         with self._locked(difference):
             self._check_unchanged(claim)
             try:
-                done = self._restorer.restore_claim(
+                done = self._preparer.restore_claim(
                     self._host.gpu(claim.gpu), claim.handle)
             finally:
                 self._host.refresh_gpu(claim.gpu)

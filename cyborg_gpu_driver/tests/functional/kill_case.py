@@ -28,16 +28,13 @@ from cyborg_gpu_driver.cloud import placement_client
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.ready import prepare
-from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.program import nodes
 from demo_lib import client
 from demo_lib import configfile
 from demo_lib import placement_service
@@ -227,12 +224,9 @@ class KillCase(base.BaseTestCase):
 
     def get_ready(self, running):
         """Make the GPU ready as ``cyborg-gpu gpu prepare`` does."""
-        machine = privileged.machine()
-        host_reader = reader.HostReader(machine)
-        outcome = prepare.Preparer(
-            transaction.Transactions(machine, host_reader, self.state_path),
-            running.settings, running.health, services.Services(),
-            running.fixed).prepare(host_reader.snapshot().gpus[0])
+        node = nodes.Node(privileged.machine(), self.state_path,
+                          running.settings)
+        outcome = node.preparer.prepare(node.live.host().gpus[0])
         self.assertEqual('', outcome.reason)
 
     def handle(self, running, handle):

@@ -71,7 +71,6 @@ class LayoutCase(base.BaseTestCase):
         self.node = nodes.Node(machine, self.state_path)
         self.transactions = self.node.transactions
         self.applier = self.node.applier
-        self.restorer = self.node.restorer
         self.records = self.node.records
 
     def change_record(self):
@@ -88,6 +87,12 @@ class LayoutCase(base.BaseTestCase):
         return self.applier.apply(
             self.gpu, self.wanted(enabled, **devices),
             options or apply.Options())
+
+    def restore(self, saved):
+        """Restore the GPU. Return what was done, in words."""
+        done = []
+        self.node.preparer.restore(self.gpu, saved, done)
+        return done
 
     def truth(self, address=None):
         """Return what the hardware has, whatever the records have."""

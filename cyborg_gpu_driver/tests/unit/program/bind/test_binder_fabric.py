@@ -40,9 +40,6 @@ class FabricCase(binder_case.BinderCase):
         groups.Connections(privileged.machine(), self.live,
                            self.records).look()
 
-    def restorer(self):
-        return nodes.Node(privileged.machine(), self.state_path).restorer
-
     def assert_active(self, *partitions):
         self.assertEqual(partitions, self.machine.active_partitions)
         self.assertEqual((), self.machine.damage)
@@ -267,7 +264,8 @@ class RestartTest(FabricCase):
         self.machine.sriov_manage('ALL')
         self.assert_active()
         self.live.refresh()
-        self.restorer().restore(self.live.gpu(self.address), None)
+        nodes.Node(privileged.machine(), self.state_path).preparer.restore(
+            self.live.gpu(self.address), None, [])
         self.assert_active(self.partition)
         self.assertEqual(self.bound[0], self.truth()[1][0][1])
 

@@ -259,7 +259,7 @@ class KeepTest(group_case.GroupCase):
         said = []
         for _ in range(2):
             for gpu in self.running.live.host().gpus:
-                self.running.restorer.restore(gpu, None, said.append)
+                self.running.preparer.restore(gpu, None, said)
         self.assertEqual(['activate NVSwitch partition 2',
                           'activate NVSwitch partition 3'], sorted(said))
         self.assert_sound()

@@ -211,8 +211,7 @@ class RefusalTest(layouts.LayoutCase):
         self.assertIsNone(self.gpu.mig)
         self.refused(exception.ChangeRefused, 'nvmlDeviceGetMigMode',
                      enabled=False)
-        self.assertRaises(exception.ChangeRefused, self.restorer.restore,
-                          self.gpu, saved)
+        self.assertRaises(exception.ChangeRefused, self.restore, saved)
 
     def test_damaged_journal(self):
         path = self.records.path(self.address)
@@ -247,20 +246,18 @@ class CheckpointTest(layouts.LayoutCase):
         self.restart()
         self.assertEqual([], self.truth()[2])
         (saved,) = apply.remembered(self.state_path)
-        self.assertIs(apply.Status.CHANGED,
-                      self.restorer.restore(self.gpu, saved))
+        self.assertTrue(self.restore(saved))
         self.assertEqual(before, self.truth())
         self.machine.reset_calls()
-        self.assertIs(apply.Status.UNCHANGED,
-                      self.restorer.restore(self.gpu, saved))
+        self.assertEqual([], self.restore(saved))
         self.assertEqual(0, self.mutating_calls())
 
     def test_checkpoint_of_another_board_is_refused(self):
         self.apply(_3g_40gb=1)
         (saved,) = apply.remembered(self.state_path)
         self.use('hgx-h100')
-        error = self.assertRaises(exception.ChangeRefused,
-                                  self.restorer.restore, self.gpu, saved)
+        error = self.assertRaises(exception.ChangeRefused, self.restore,
+                                  saved)
         self.assertIn('20b2', str(error))
 
     def test_damaged_record_is_kept_beside(self):
@@ -270,7 +267,7 @@ class CheckpointTest(layouts.LayoutCase):
             with open(name, 'w', encoding='utf-8') as stream:
                 stream.write('{')
         before = self.truth()
-        self.restorer.restore(self.gpu, None)
+        self.restore(None)
         self.assertEqual(
             ['0000:07:00.0.json', '0000:07:00.0.json.unusable-1'],
             sorted(os.listdir(os.path.dirname(path))))

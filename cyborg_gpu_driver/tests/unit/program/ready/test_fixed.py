@@ -356,7 +356,7 @@ class LayoutTest(FixedCase):
         self.reboot()
         for _ in range(2):
             nodes.Node(self.platform, self.state_path, self.settings
-                       ).restorer.restore(self.gpu(), self.saved)
+                       ).preparer.restore(self.gpu(), self.saved, [])
         return self.cuts()
 
     def test_each_is_restored_once(self):
