@@ -181,20 +181,19 @@ class FixedVgpus:
                 return ''
             steps = self._creation(now, planned)
 
-            def check(_gpu: model.Gpu) -> None:
+            def check(_gpu: model.Gpu) -> Mapping[str, object]:
                 for item in missing:
                     if (governing.mode is policy.Mode.MIG
                             and vfio.instance_under(
                                 self._machine, item.function) is None):
                         raise exception.StepFailed(
                             reason=f'{item} is on no GPU instance')
-
-            self._transactions.run(
-                now, steps, check,
-                ahead={'fixed': gpu_record.FixedVgpus(
+                return {'fixed': gpu_record.FixedVgpus(
                     {**record.types, **{
                         item.function: item.type_id for item in missing}},
-                    record.instances | frozenset(planned.instances))})
+                    record.instances | frozenset(planned.instances))}
+
+            self._transactions.run(now, steps, check)
             taken.extend(steps)
             return ''
 

@@ -99,7 +99,7 @@ class Transactions:
 
     def run(self, gpu: model.Gpu, steps: Sequence[partition_change.Step],
             check: Callable[[model.Gpu], Mapping[str, Any] | None], *,
-            may_reset: bool = True, ahead: Mapping[str, Any] | None = None,
+            may_reset: bool = True,
             modes_set: Callable[[], object] = lambda: None
             ) -> tuple[model.Gpu, bool]:
         """Take all steps, or none.
@@ -110,15 +110,12 @@ class Transactions:
             of the GPU's record to write when the change is removed from it.
         :param may_reset: False leaves a MIG mode that waits for a reset
             pending, and does not take the steps after it.
-        :param ahead: other fields of the GPU's record to write before the
-            first step. A rollback restores them, unless it fails.
         :param modes_set: called before each GPU instance is created.
         :returns: the GPU after the steps, and whether it waits for a reset.
         :raises ChangeFailed: saying whether the rollback succeeded.
         """
         boot = self.machine.boot_id()
-        record = self.records.read(gpu.address)
-        earlier, ahead = record.change, ahead or {}
+        earlier = self.records.read(gpu.address).change
         if earlier is None or earlier.is_past(boot):
             earlier = gpu_record.Change(gpu.address, spec.layout_of(gpu))
         change = gpu_record.Change(
@@ -136,7 +133,7 @@ class Transactions:
                     modes_set()
                 before, change = change, _about_to(change, number, step)
                 doing = 'writing the record'
-                self.records.put(gpu.address, change=change, **ahead)
+                self.records.put(gpu.address, change=change)
                 doing = str(step)
                 try:
                     runner.take(step)
@@ -156,8 +153,7 @@ class Transactions:
             LOG.warning('GPU %(gpu)s: %(step)s failed: %(error)s; rolling '
                         'back', {'gpu': gpu.address, 'step': doing,
                                  'error': error})
-            problem = self._roll_back(gpu, change, {
-                name: getattr(record, name) for name in ahead})
+            problem = self._roll_back(gpu, change)
             raise exception.ChangeFailed(
                 gpu=gpu.address, step=doing, reason=error,
                 outcome=f'{STUCK}: {problem}' if problem else ROLLED_BACK
@@ -243,14 +239,13 @@ class Transactions:
                 step='the rollback of an interrupted change')
         return True
 
-    def _roll_back(self, gpu: model.Gpu, change: gpu_record.Change,
-                   before: Mapping[str, Any] | None = None) -> str | None:
+    def _roll_back(self, gpu: model.Gpu, change: gpu_record.Change
+                   ) -> str | None:
         """Roll a change back. Never raises.
 
         Each round reads the GPU again and continues from its state, whatever
         the result of an earlier round.
 
-        :param before: fields of the GPU's record to restore after that.
         :returns: None if the GPU is as before and the change is removed from
             its record; else what is in the way, which the record also says.
         """
@@ -259,8 +254,7 @@ class Transactions:
             try:
                 problem = self._round(gpu, change)
                 if problem is None:
-                    self.records.put(gpu.address, change=None,
-                                     **(before or {}))
+                    self.records.put(gpu.address, change=None)
                     return None
             except exception.GpuDriverError as error:
                 problem = str(error)
