@@ -116,11 +116,6 @@ class Node(host_parts.HostParts, services.Services):
                                 self.health)
 
     @functools.cached_property
-    def claimed_groups(self) -> partitions.Groups:
-        return partitions.Groups(self.platform, self.live, self.records,
-                                 self.history, self.resetter)
-
-    @functools.cached_property
     def history(self) -> audit.Audit:
         return audit.Audit(self.state_path)
 
@@ -132,7 +127,9 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def binder(self) -> binder.Binder:
         return binder.Binder(
-            self.live, self.claimed_vgpus, self.claimed_groups,
+            self.live, self.claimed_vgpus,
+            partitions.Groups(self.platform, self.live, self.records,
+                              self.history, self.resetter),
             admission.Admission(self.live, self, self.cordons, self.health),
             self.transactions, self.history, self, self.health, self.turns)
 
@@ -161,11 +158,8 @@ class Node(host_parts.HostParts, services.Services):
     def preparer(self) -> prepare.Preparer:
         return prepare.Preparer(
             self.transactions, self.settings, self.health, self,
-            self.claimed_vgpus, self.fixed)
-
-    @functools.cached_property
-    def fixed(self) -> fixed.FixedVgpus:
-        return fixed.FixedVgpus(self.transactions, self.settings)
+            self.claimed_vgpus,
+            fixed.FixedVgpus(self.transactions, self.settings))
 
     @functools.cached_property
     def vgpus(self) -> orphans.VgpuOrphans:
@@ -199,12 +193,9 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
         return cleaning.Cleaner(
-            self.resetter, self.state_path, self._reserved_writer,
+            self.resetter, self.state_path,
+            None if self.tree is None else self.reserved_writer,
             self.history, self.settings.clean_whole_gpus)
-
-    @property
-    def _reserved_writer(self) -> reserved.ReservedWriter | None:
-        return None if self.tree is None else self.reserved_writer
 
     def act_here(self) -> None:
         """Make privileged changes in this process, not in a daemon."""

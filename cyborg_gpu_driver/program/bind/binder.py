@@ -94,19 +94,26 @@ class Binder:
             self._admission.check_servers(address, asked)
             made = done = None
             try:
-                with self._partitioning(address, asked):
-                    gpus = self._host.changed_by(address, asked)
-                    with self._locked(gpus, turn):
-                        self._recover(gpus, asked)
-                        made = self._bind(address, gpus, turn)
+                gpus = self._host.changed_by(address, asked)
+                with (self._partitioning(address, asked),
+                      locks.gpus(self._records.state_path, gpus, turn.left,
+                                 f'the bind of handle {asked.handle}')):
+                    turn.check()
+                    self._recover(gpus, asked)
+                    made = self._bind(address, gpus, turn)
                     done = True
-            except Exception:
+            except Exception as error:
                 # A complete bind must not be answered as failed: Cyborg
                 # would never give its handle back.
-                if not done:
+                if done:
+                    LOG.exception('After the bind of handle %s', asked.handle)
+                else:
                     self._admission.over(asked.handle)
-                    raise
-                LOG.exception('After the bind of handle %s', asked.handle)
+                    if not isinstance(error, exception.LockTimeout):
+                        raise
+                    if turn.cancelled:
+                        turn.check()
+                    raise plan.refusal(asked, str(error)) from error
             finally:
                 # Also after a refused bind: otherwise Placement promises
                 # the same place to the next server.
@@ -255,20 +262,6 @@ class Binder:
             self._host.refresh_gpu(gpu)
         self._take_role(address, turn)
         return self._make(address, gpus, turn)
-
-    @contextlib.contextmanager
-    def _locked(self, gpus: frozenset[model.PciAddress], turn: admission.Turn
-                ) -> Iterator[None]:
-        """Hold the locks of GPUs for a bind that Cyborg still waits for."""
-        try:
-            with locks.gpus(self._records.state_path, gpus, turn.left,
-                            f'the bind of handle {turn.asked.handle}'):
-                turn.check()
-                yield
-        except exception.LockTimeout as error:
-            if turn.cancelled:
-                turn.check()
-            raise plan.refusal(turn.asked, str(error)) from error
 
     def _soon(self, claim: gpu_record.Claim) -> None:
         """Remove what a claim has, and wait for that up to the limit.

@@ -195,29 +195,20 @@ class Preparer:
             if reason:
                 return reason
             with self._transactions.lock(gpu.address):
-                return self._take_steps(gpu.address, bool(unread), taken)
-
-    def _take_steps(self, address: model.PciAddress, is_unread: bool,
-                    taken: list[change.Step]) -> str:
-        """Take all steps that a GPU needs.
-
-        :param is_unread: whether to read the GPU in its roles too.
-        :returns: why the steps cannot be taken, or ``''``.
-        """
-        now = self._reader.complete_gpu(address)
-        wants = self._wants_anew(now)
-        if is_unread:
-            reason = self._in_the_way(now, readiness.steps(now, wants(now)),
-                                      is_unread)
-            if reason:
-                return reason
-            now = self._read_roles(now, taken)
-        _, reason = self._transactions.settle(now, wants, taken,
-                                              self._in_the_way)
-        if self._health.dead_functions(address) and any(
+                now = self._reader.complete_gpu(gpu.address)
+                wants = self._wants_anew(now)
+                if unread:
+                    reason = self._in_the_way(
+                        now, readiness.steps(now, wants(now)), True)
+                    if reason:
+                        return reason
+                    now = self._read_roles(now, taken)
+                _, reason = self._transactions.settle(now, wants, taken,
+                                                      self._in_the_way)
+        if self._health.dead_functions(gpu.address) and any(
                 step.action is change.Action.DISABLE_FUNCTIONS
                 for step in taken):
-            self._health.functions_renewed(address)
+            self._health.functions_renewed(gpu.address)
         return reason
 
     def _unread(self, gpu: model.Gpu) -> tuple[policy_module.Mode, ...]:
@@ -407,10 +398,8 @@ class Preparer:
     def _restore_modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
                        done: list[str], failed: list[str]) -> model.Gpu:
         """Restore MIG mode, virtual functions, mixed sizes and schedulers."""
-        role = roles.in_force(gpu, gpu_record.claimed(record.claims))
-
         def wanted(now: model.Gpu) -> readiness.Wants:
-            return desired.wants(now, record, self._settings.wants(now, role))
+            return desired.wants(now, record, self._wants(now))
 
         def blocked(now: model.Gpu, _steps: object) -> str:
             needed = readiness.steps(now, desired.wants(

@@ -9,6 +9,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
@@ -159,11 +160,12 @@ class LeftoverTest(ComputeCase):
     def left(self, phase):
         """Write and return the entry of a bind that only wrote its record."""
         function, mdev_type, handle = self.handle('7g.40gb', 0)
-        entry = self.node.claimed_vgpus.numbered(gpu_record.Claim(
+        entry = gpu_record.Claim(
             handle=handle, gpu=self.address,
             function=model.PciAddress.parse(function), mdev_type=mdev_type,
             profile='7g.40gb', phase=phase, profile_id=0,
-            placement=model.Placement(0, 8)), None)
+            placement=model.Placement(0, 8),
+            boot=privileged.machine().boot_id())
         self.records.put_claims(entry)
         return entry
 
