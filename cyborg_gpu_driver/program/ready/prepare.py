@@ -308,10 +308,10 @@ class Preparer:
                     'stays bound to its driver, which reports when it is '
                     'healthy again')
         try:
-            if not is_unread and readiness.HARMLESS.issuperset(actions):
-                found = vfio.blockers_of(self._machine, gpu, actions)
-            elif not is_unread and _HARMLESS.issuperset(actions):
+            if not is_unread and _HARMLESS.issuperset(actions):
                 found = blockers.of_running(self._machine, gpu)
+            elif not is_unread and readiness.HARMLESS.issuperset(actions):
+                found = blockers.of_preparing(self._machine, gpu, ())
             else:
                 record = self._records.read(gpu.address)
                 found = blockers.of_preparing(self._machine, gpu,
@@ -324,7 +324,6 @@ class Preparer:
         except Exception as error:
             return f'it is not known whether it is idle: {error}'
         return 'in use: ' + ', '.join(found) if found else ''
-
 
     # After a reboot or a crash: what bound handles and the layout have too
 

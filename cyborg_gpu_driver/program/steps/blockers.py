@@ -74,7 +74,10 @@ def of_preparing(machine: platform.Platform, gpu: model.Gpu,
     """What keeps a GPU from being made ready for another use, for people.
 
     GPU instances prevent it even if they are idle, because a change of the
-    mode or of the virtual functions may destroy them.
+    mode or of the virtual functions may destroy them. So does a vGPU, running
+    or not: an unbind of the driver removes the vGPUs on the GPU itself
+    (mdev_unregister_parent in drivers/vfio/mdev/mdev_core.c of the kernel),
+    and a server with such a vGPU cannot start again.
     """
     found = [f'vGPU {vgpu.name} on {vgpu.function}' for vgpu in gpu.vgpus]
     if gpu.mig is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import health as host_health
@@ -22,12 +21,10 @@ from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.host.sysfs import functions
-from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
-from cyborg_gpu_driver.program.steps import blockers
 
 
 def type_on(machine: platform.Platform, function: model.PciAddress
@@ -145,21 +142,3 @@ def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
         persistence=bool(persistence), module=module, on_switches=on_switches,
         modes=dataclasses.replace(at_once, ecc=later.ecc),
         link_width=seen.width, aer_fatal=seen.fatal, bound_from=gpu.driver))
-
-
-def blockers_of(machine: platform.Platform, gpu: model.Gpu,
-                actions: Collection[change.Action]) -> tuple[str, ...]:
-    """What keeps a GPU from being handed over, for people.
-
-    A vGPU prevents it, running or not: an unbind of the driver removes the
-    vGPUs on the GPU itself (mdev_unregister_parent in
-    drivers/vfio/mdev/mdev_core.c of the kernel), and a server with such a
-    vGPU cannot start again. The bind to the other driver finds the processes
-    that have the device node open.
-    """
-    found = tuple(f'vGPU {vgpu.name} on {vgpu.function}'
-                  for vgpu in gpu.vgpus)
-    if (found or change.Action.BIND_VFIO not in actions
-            or not gpu.visible_to_nvml):
-        return found
-    return blockers.of_running(machine, gpu)
