@@ -23,7 +23,6 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
-from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.report import objects
 
 LOG = logging.getLogger(__name__)
@@ -103,9 +102,8 @@ class GPUDriver(base.GPUDriver):
         :raises GpuDriverError: if the driver cannot create it; nothing has
             changed.
         """
-        asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
         running = self._running()
-        if self._is_in_trees(running, asked.function):
+        if self._is_in_trees(running, pci_addr):
             cyborg_hooks.original('create_mdev_privileged')(
                 pci_addr, asked_type, ah_uuid)
             return
@@ -124,9 +122,8 @@ class GPUDriver(base.GPUDriver):
         of another driver. What it cannot remove now, a later report removes.
         """
         try:
-            asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
             running = self._running()
-            if self._is_in_trees(running, asked.function):
+            if self._is_in_trees(running, pci_addr):
                 cyborg_hooks.original('remove_mdev_privileged')(
                     pci_addr, asked_type, ah_uuid)
                 return
@@ -157,15 +154,14 @@ class GPUDriver(base.GPUDriver):
                                    'placement')
         return placement_client.PlacementClient()
 
-    def _is_in_trees(self, running: agent.Agent,
-                     function: model.PciAddress) -> bool:
+    def _is_in_trees(self, running: agent.Agent, pci_addr: str) -> bool:
         """Whether a handle belongs to Cyborg's in-tree GPU driver.
 
         The operator may enable that driver beside this one, for GPUs that
         this driver ignores or for GPUs of another vendor.
         """
         return (_IN_TREE in self._conf.agent.enabled_drivers
-                and not running.owns(function))
+                and not running.owns(model.PciAddress.parse(pci_addr)))
 
 
 def _stop(reference: weakref.ReferenceType[GPUDriver]) -> None:
