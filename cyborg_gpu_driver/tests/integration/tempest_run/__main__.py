@@ -6,16 +6,14 @@ With Cyborg's legacy and its new policy defaults, and with each of our kinds
 of device for the servers. The cloud is that of the integration tests: the
 one that CYBORG_GPU_MINICLOUD names, else one of its own, which is wiped.
 
-Prints how each test ends, then what was passed and skipped and why, and what
-is wrong. Exit code 1 if anything is: a failed test, one that neither passed
-nor is known not to, or something left behind on the cloud.
+Prints how each test ends, and at the end the runs in which something is
+wrong. Exit code 1 if there are any: with a failed test, one that skips itself
+and is not known to, or something left behind on the cloud.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
-import json
 import os
 import pathlib
 import subprocess
@@ -23,13 +21,14 @@ import sys
 import tempfile
 
 from cyborg_gpu_driver.tests.integration import minicloud
-from cyborg_gpu_driver.tests.integration.tempest_run import conf
 from cyborg_gpu_driver.tests.integration.tempest_run import known
-from cyborg_gpu_driver.tests.integration.tempest_run import plan
 from cyborg_gpu_driver.tests.integration.tempest_run import state
-from cyborg_gpu_driver.tests.integration.tempest_run import verdict
 
 _WORKER = 'cyborg_gpu_driver.tests.integration.tempest_run.worker'
+_RUNS = (('api', 'slice'),
+         *(('scenario', device) for device in state.DEVICES))
+"""The folders of tests with the devices of the servers. Only the scenarios
+create servers. For the API tests, any device is as good as another."""
 
 
 def main() -> int:
@@ -38,67 +37,33 @@ def main() -> int:
         prog='tox -e tempest --', description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cloud = minicloud.shared.get()
-    verdicts = {}
-    for policy, enforced in plan.POLICIES.items():
-        with state.policy(cloud, enforced):
-            for run in plan.runs():
-                if run.policy == policy:
-                    verdicts[run] = _run(cloud, run)
-    _report(verdicts)
-    return int(any(found.problems for found in verdicts.values()))
+    wrong = []
+    for policy in known.POLICIES:
+        with state.policy(cloud, policy):
+            for run in _RUNS:
+                title = ', '.join((f'{policy} policies', *run))
+                print(f'\n{title}', flush=True)
+                if not _run(cloud, policy, *run):
+                    wrong.append(title)
+    print(*(f'\nPROBLEM: {title}' for title in wrong))
+    return int(bool(wrong))
 
 
-def _run(cloud, run):
-    print(f'\n{_title(run)}', flush=True)
-    with (state.device_profile(cloud, run),
+def _run(cloud, policy, folder, device):
+    profile = f'tempest-{policy}-{folder}-{device}'
+    with (state.device_profile(cloud, profile, device),
           tempfile.TemporaryDirectory() as directory):
-        found = _work(cloud, run, pathlib.Path(directory))
+        state.write_conf(pathlib.Path(directory), cloud, policy, profile,
+                         device)
+        done = subprocess.run(
+            [sys.executable, '-m', _WORKER, str(cloud.directory), policy,
+             folder, device], check=False, stdin=subprocess.DEVNULL,
+            env={**os.environ, 'TEMPEST_CONFIG_DIR': directory,
+                 'TEMPEST_CONFIG': 'tempest.conf'})
     left = state.left(cloud)
     if left:
-        found.problems['(afterwards)'] = f'is left on the cloud: {left}'
-    return found
-
-
-def _work(cloud, run, directory):
-    result = directory / 'result.json'
-    conf.write(directory / 'tempest.conf', cloud, run)
-    done = subprocess.run(
-        [sys.executable, '-m', _WORKER, str(cloud.directory), run.folder,
-         run.device, str(result)], check=False, text=True,
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**os.environ, 'TEMPEST_CONFIG_DIR': str(directory),
-             'TEMPEST_CONFIG': 'tempest.conf'})
-    if done.returncode:
-        return verdict.Verdict((), {}, {
-            '(run)': f'ended with {done.returncode}:\n{done.stderr}'})
-    document = json.loads(result.read_text(encoding='utf-8'))
-    return verdict.judge(
-        document['there'],
-        {name: verdict.Outcome(**outcome)
-         for name, outcome in document['outcomes'].items()},
-        known.under(run.policy, run.folder))
-
-
-def _report(verdicts):
-    skipped = collections.defaultdict(list)
-    for run, found in verdicts.items():
-        for test, reason in found.skipped.items():
-            skipped[test, reason].append(_title(run))
-    print('\nSkipped:')
-    for (test, reason), titles in sorted(skipped.items()):
-        print(f'  {test}\n    {reason} ({"; ".join(titles)})')
-    for run, found in verdicts.items():
-        for test, problem in found.problems.items():
-            print(f'\nPROBLEM ({_title(run)}): {test}\n{problem}')
-    print('\npolicy  tests     device  passed  skipped  problems')
-    for run, found in verdicts.items():
-        print(f'{run.policy:6}  {run.folder:8}  {run.device:6}  '
-              f'{len(found.passed):6}  {len(found.skipped):7}  '
-              f'{len(found.problems):8}')
-
-
-def _title(run):
-    return f'{run.policy} policies, {run.folder}, {run.device}'
+        print(f'This is left on the cloud: {left}')
+    return not done.returncode and not left
 
 
 if __name__ == '__main__':

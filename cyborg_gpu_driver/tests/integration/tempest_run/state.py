@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import dataclasses
+import pathlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,12 +16,48 @@ from openstack import exceptions
 
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.integration import minicloud
-from cyborg_gpu_driver.tests.integration.tempest_run import plan
+from cyborg_gpu_driver.tests.integration.tempest_run import known
 
 _API = 'cyborg-api'
+_FLAVOR = 'minimal'
 _PROJECT = 'project1'
 """A project of the minicloud."""
 _POLL = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A device that a server gets instead of the plug-in's FPGA.
+
+    :ivar resource_class: the resource class that our driver publishes for
+        the minicloud's hosts (``tools/minicloud/hosts``).
+    :ivar trait: a trait that our driver publishes, which the device profile
+        requires.
+    :ivar handle_type: Cyborg's type of the attach handle.
+    :ivar providers: the number of the hosts' GPUs that have the device.
+    :ivar product: the PCI ID of the GPU behind the device.
+    """
+
+    resource_class: str
+    trait: str
+    handle_type: str
+    providers: int
+    product: str
+
+    @property
+    def groups(self) -> list[dict[str, str]]:
+        """The groups of a device profile that asks for one such device."""
+        return [{f'resources:{self.resource_class}': '1',
+                 f'trait:{self.trait}': 'required'}]
+
+
+DEVICES = {
+    'whole': Device('PGPU', 'CUSTOM_GPU_KIND_PASSTHROUGH', 'PCI', 2, '1eb8'),
+    'slice': Device('CUSTOM_NVIDIA_1G_10GB', 'CUSTOM_GPU_KIND_MIG', 'MDEV', 4,
+                    '20b2'),
+    'vgpu': Device('CUSTOM_NVIDIA_A100_8C', 'CUSTOM_GPU_KIND_VGPU', 'MDEV', 2,
+                   '20f1'),
+}
 
 
 class NotInForce(Exception):
@@ -27,15 +65,16 @@ class NotInForce(Exception):
 
 
 @contextlib.contextmanager
-def policy(cloud: minicloud.Minicloud, enforced: bool) -> Iterator[None]:
+def policy(cloud: minicloud.Minicloud, name: str) -> Iterator[None]:
     """Run Cyborg's API with new or with legacy policy defaults.
 
-    :param enforced: whether Cyborg enforces both scopes and new defaults.
-        oslo.policy 6 always enforces scopes and has no option for them any
-        more.
+    oslo.policy 6 always enforces scopes and has no option for them any more.
+
+    :param name: key of :data:`known.POLICIES`.
     :raises NotInForce: if the API does not behave accordingly. The plug-in's
         tests would not show this: they pass with either defaults.
     """
+    enforced = known.POLICIES[name]
     path = cloud.directory / 'etc' / 'cyborg' / 'cyborg.conf'
     before = path.read_text(encoding='utf-8')
     parser = configparser.RawConfigParser()
@@ -55,7 +94,7 @@ def policy(cloud: minicloud.Minicloud, enforced: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def device_profile(cloud: minicloud.Minicloud, run: plan.Run
+def device_profile(cloud: minicloud.Minicloud, name: str, device: str
                    ) -> Iterator[None]:
     """Create the device profile of the lifecycle tests; delete it at exit.
 
@@ -64,17 +103,53 @@ def device_profile(cloud: minicloud.Minicloud, run: plan.Run
     accelerator = cloud.connect('admin').accelerator
     exceptions.raise_from_response(accelerator.post(
         '/device_profiles', json=[{
-            'name': run.profile,
-            'groups': plan.DEVICES[run.device].groups}]))
+            'name': name, 'groups': DEVICES[device].groups}]))
     try:
         yield
     finally:
-        accelerator.delete('/device_profiles',
-                           params={'value': run.profile})
+        accelerator.delete('/device_profiles', params={'value': name})
 
 
-def wait_for_devices(cloud: minicloud.Minicloud, device: plan.Device
-                     ) -> None:
+def write_conf(directory: pathlib.Path, cloud: minicloud.Minicloud,
+               policy_name: str, profile: str, device: str) -> None:
+    """Write a ``tempest.conf`` for a run.
+
+    :param profile: name of the device profile of the lifecycle tests.
+    """
+    admin = cloud.connect('admin')
+    login = admin.config.get_auth_args()
+    parser = configparser.RawConfigParser()
+    parser.read_dict({
+        'DEFAULT': {'log_file': directory / 'tempest.log'},
+        'oslo_concurrency': {'lock_path': directory / 'locks'},
+        'auth': {'admin_username': login['username'],
+                 'admin_password': login['password'],
+                 'admin_project_name': login['project_name'],
+                 'admin_domain_name': login['project_domain_name'],
+                 'create_isolated_networks': False},
+        'identity': {'uri_v3': login['auth_url'],
+                     'region': admin.config.get_region_name(),
+                     'v3_endpoint_type': 'public'},
+        'service_available': {'cinder': False, 'horizon': False,
+                              'swift': False},
+        'compute': {
+            'image_ref': admin.image.find_image(base.IMAGE).id,
+            'flavor_ref': admin.compute.find_flavor(_FLAVOR).id,
+            # The first version in which a request for a server can ask for
+            # no network.
+            'min_microversion': '2.37', 'max_microversion': 'latest'},
+        'compute-feature-enabled': {'snapshot': False},
+        # The servers have no guests to log in to.
+        'validation': {'run_validation': False},
+        'cyborg_pci': {'device_profile_name': profile, 'vendor_id': '10de',
+                       'product_id': DEVICES[device].product},
+        'cyborg_policy': {
+            'enforce_new_defaults': known.POLICIES[policy_name]}})
+    with (directory / 'tempest.conf').open('w', encoding='utf-8') as stream:
+        parser.write(stream)
+
+
+def wait_for_devices(cloud: minicloud.Minicloud, device: Device) -> None:
     """Wait until each GPU that has such a device has a free one.
 
     One free device is not enough: a server that is unshelved needs a
