@@ -433,7 +433,15 @@ class Binder:
         if is_bound or claim.gpu != address:
             # The lock of another GPU is not held.
             _check_same(claim, asked)
-        if is_bound and self._kind(claim.is_group).exists(claim):
+        kind = self._kind(claim.is_group)
+        if is_bound and kind.exists(claim):
+            try:
+                # Its server cannot run before the bind is answered. Cyborg
+                # gives the handle to another one if its database was
+                # restored and is older than the first bind.
+                kind.refuse_held(claim)
+            except exception.GpuInUse as error:
+                raise plan.refusal(asked, str(error)) from error
             self._records.put_claims(dataclasses.replace(
                 claim, repeats=claim.repeats + 1))
             return True

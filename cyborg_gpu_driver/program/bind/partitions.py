@@ -71,6 +71,10 @@ class Kind(abc.ABC):
     def destroy(self, claim: gpu_record.Claim) -> None:
         """Destroy all that a claim has, also after an interrupted bind."""
 
+    @abc.abstractmethod
+    def refuse_held(self, claim: gpu_record.Claim) -> None:
+        """Check that no server runs with the partition of a claim."""
+
     def exists(self, claim: gpu_record.Claim) -> bool:
         """Whether the partition of a bound claim exists."""
         return True
@@ -141,6 +145,11 @@ class Vgpus(Kind):
             change.Step(Action.DESTROY_VGPU, vgpu=claim.vgpu),
             gpu=self._host.gpu(claim.gpu) if claim.vfio else None)
         self._disconnect(claim)
+
+    def refuse_held(self, claim: gpu_record.Claim) -> None:
+        if privileged_vgpu.vfio_holders(claim.vgpu_name):
+            raise exception.GpuInUse(
+                gpu=claim.gpu, reason='a server runs with that vGPU')
 
     def exists(self, claim: gpu_record.Claim) -> bool:
         return self.vgpu_type(claim.vgpu) == claim.mdev_type
@@ -452,8 +461,7 @@ class Groups(Kind):
         # had no server yet.
         had_server = claim.phase is not gpu_record.Phase.BINDING
         if had_server:
-            for address in claim.gpus:
-                reset.refuse_held(address)
+            self.refuse_held(claim)
         self._disconnect(claim)
         if had_server and self._host.cleans:
             for address in claim.gpus:
@@ -461,6 +469,10 @@ class Groups(Kind):
                     self._host.refresh_gpu(address), lambda: None)
                 self._audit.record(address, 'cleaned', claim.handle,
                                    evidence)
+
+    def refuse_held(self, claim: gpu_record.Claim) -> None:
+        for address in claim.gpus:
+            reset.refuse_held(address)
 
     def _check_boot(self, asked: plan.Request, group: nvlink.Group) -> None:
         """Refuse a group if a module id was not read since the host started.

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import threading
+import uuid
 
 import fixtures
 import pynvml
@@ -65,6 +66,25 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual([(record, []), *[(record, self.truth()[0])] * 2],
                          written)
         self.assertEqual(1, len(self.truth()[0]))
+
+    def test_repeated_and_unknown_calls_change_nothing(self):
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        bound = self.truth()
+        self.binder.bind(*handle)
+        self.assertEqual(bound, self.truth())
+        # Cyborg has lost the first bind, and gives the handle to another.
+        self.machine.start_guest(handle[2])
+        self.assertIn('a server runs', str(self.assertRaises(
+            exception.BindRefused, self.binder.bind, *handle)))
+        self.machine.stop_guest(handle[2])
+        self.assertEqual(bound, self.truth())
+        self.binder.unbind(*handle[:2], str(uuid.uuid4()))
+        self.assertEqual(bound, self.truth())
+        for _ in range(2):
+            self.binder.unbind(*handle)
+            self.assertEqual(([], []), self.truth())
+        self.assert_quiet()
 
     def test_an_instance_made_by_somebody_else_is_seen_and_left(self):
         device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
