@@ -360,7 +360,7 @@ class Binder:
         whole GPU is reserved first and its allocations are read after that.
         The caller does not hold the GPU's lock.
         """
-        governing = self._host.policy_for(self._host.gpu(address))
+        governing = self._host.settings.policy_for(self._host.gpu(address))
         if (governing is None
                 or policy.Mode.PASSTHROUGH not in governing.roles):
             yield
@@ -377,7 +377,7 @@ class Binder:
         If a step fails, the next report reverts those before it.
         """
         gpu = self._host.gpu(address)
-        governing = self._host.policy_for(gpu)
+        governing = self._host.settings.policy_for(gpu)
         if governing is None or governing.mode is not policy.Mode.AUTO:
             return
         role = plan.find_offer(gpu, self._host.offers(gpu), turn.asked).mode
@@ -396,7 +396,7 @@ class Binder:
 
         def wants(now: model.Gpu) -> readiness.Wants:
             turn.check()
-            return self._host.wants(now, role)
+            return self._host.settings.wants(now, role)
 
         try:
             _, reason = self._transactions.settle(gpu, wants, taken,

@@ -17,7 +17,6 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy as policy_module
-from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program.planning import plan
@@ -36,7 +35,7 @@ class LiveHost:
                  settings: policies.Settings,
                  records: store.Store):
         self._reader = host_reader
-        self._settings = settings
+        self.settings = settings
         self._records = records
         self._mutex = threading.Lock()
         self._host: model.Host | None = None
@@ -123,10 +122,10 @@ class LiveHost:
             claims = self._records.claims(gpu.address)
         held = plan.held(gpu, claims, self._reader.boot_id())
         situation = self._records.read(gpu.address).situation
-        policy = self._settings.policy_for(gpu)
+        policy = self.settings.policy_for(gpu)
         states = plan.group_states(
             self.host(), self.groups([gpu.address]),
-            self._settings.policy_for, self._records.owners
+            self.settings.policy_for, self._records.owners
         ) if self.is_linked(gpu) else ()
         # Compared by value, because each snapshot has new objects even for
         # what has not changed.
@@ -175,27 +174,9 @@ class LiveHost:
 
     def is_linked(self, gpu: model.Gpu) -> bool:
         """Whether a GPU is in mode nvlink."""
-        policy = self._settings.policy_for(gpu)
+        policy = self.settings.policy_for(gpu)
         return (policy is not None
                 and policy.mode is policy_module.Mode.NVLINK)
-
-    @property
-    def cleans(self) -> bool:
-        """Whether whole GPUs are reset after a server has left them."""
-        return self._settings.clean_whole_gpus
-
-    def policy_for(self, gpu: model.Gpu) -> policy_module.Policy | None:
-        """The policy of a GPU; None if the GPU is not offered."""
-        return self._settings.policy_for(gpu)
-
-    def wants(self, gpu: model.Gpu,
-              role: policy_module.Mode | None = None) -> readiness.Wants:
-        """The state that a GPU's policy requires.
-
-        :param role: the role that a GPU in mode auto is to take; None for
-            the role that it has.
-        """
-        return self._settings.wants(gpu, role or self.role(gpu))
 
     def role(self, gpu: model.Gpu) -> policy_module.Mode | None:
         """The role that a GPU of mode auto has; None if it is idle."""
@@ -204,7 +185,7 @@ class LiveHost:
 
     def complaints(self, gpu: model.Gpu) -> tuple[str, ...]:
         """The problems that the GPU's policy has on this GPU."""
-        policy = self._settings.policy_for(gpu)
+        policy = self.settings.policy_for(gpu)
         by_role = self._records.read(gpu.address).by_role
         return () if policy is None else tuple(
             partition_offers.check_policy(gpu, policy, by_role))

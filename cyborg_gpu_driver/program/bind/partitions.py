@@ -24,7 +24,7 @@ from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import nvlink
-from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import health
@@ -126,7 +126,7 @@ class Vgpus(Kind):
         gpu = self._host.gpu(claim.gpu)
         if claim.instance is not None and claim.instance_id is None:
             (claim,) = self.create_instance(
-                gpu, (claim,), claim.instance, self._host.wants(gpu), [])
+                gpu, (claim,), claim.instance, [])
         return self.create_vgpu(gpu, claim)
 
     def destroy(self, claim: gpu_record.Claim) -> None:
@@ -161,8 +161,8 @@ class Vgpus(Kind):
 
     def create_instance(self, gpu: model.Gpu,
                         claims: tuple[gpu_record.Claim, ...],
-                        wanted: spec.MigInstanceSpec, modes: readiness.Wants,
-                        done: list[str]) -> tuple[gpu_record.Claim, ...]:
+                        wanted: spec.MigInstanceSpec, done: list[str]
+                        ) -> tuple[gpu_record.Claim, ...]:
         """Create the instance of claims at its placement, unless it exists.
 
         The claims are in the record without an id before the creation, and
@@ -184,10 +184,11 @@ class Vgpus(Kind):
                 reason=f'another tool has created GPU instance '
                 f'{there.instance_id} at {wanted.placement}; destroy it, '
                 'then run cyborg-gpu layout restore')
+        steps = desired.creation(
+            gpu, (wanted,), self._host.settings.wants(gpu, policy.Mode.MIG))
         try:
-            runner = executor.take(
-                self._machine, gpu.address,
-                *desired.creation(gpu, (wanted,), modes), gpu=gpu, done=done)
+            runner = executor.take(self._machine, gpu.address, *steps,
+                                   gpu=gpu, done=done)
         except exception.NvmlError as error:
             if executor.was_refused(error):
                 self._records.put_claims(*claims)
@@ -463,7 +464,7 @@ class Groups(Kind):
         if had_server:
             self.refuse_held(claim)
         self._disconnect(claim)
-        if had_server and self._host.cleans:
+        if had_server and self._host.settings.clean_whole_gpus:
             for address in claim.gpus:
                 evidence = self._resetter.reset(
                     self._host.refresh_gpu(address), lambda: None)

@@ -444,8 +444,7 @@ class Preparer:
         if group.instance is not None:
             gpu = self._transactions.read(gpu)
             claims = self._vgpus.create_instance(
-                gpu, claims, group.instance,
-                self._settings.wants(gpu, policy_module.Mode.MIG), done)
+                gpu, claims, group.instance, done)
         for claim in claims:
             with _noted(failed, f'handle {claim.handle}'):
                 if (handle not in (None, claim.handle)

@@ -11,7 +11,6 @@ import pynvml
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
@@ -35,7 +34,7 @@ class SharedInstancesTest(binder_case.BinderCase):
             profile='DC-1-8Q', phase=gpu_record.Phase.BOUND, profile_id=47,
             placement=model.Placement(start, 3), vfio=True)
         (made,) = self.parts.create_instance(
-            gpu, (entry,), entry.instance, readiness.Wants(), [])
+            gpu, (entry,), entry.instance, [])
         return made
 
     def test_an_entry_of_before_a_reboot_keeps_nothing_alive(self):
