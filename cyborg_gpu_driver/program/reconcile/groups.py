@@ -19,7 +19,6 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
-from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
@@ -125,18 +124,14 @@ class Connections:
                     LOG.warning('Handle %(handle)s: %(step)s',
                                 {'handle': claim.handle, 'step': step})
 
-    def _disconnect(self, group: nvlink.Group,
-                    is_used: Callable[[model.PciAddress], object]
-                    ) -> None:
-        """Deactivate the partition of GPUs that no server has.
-
-        :param is_used: whether a GPU without a claim may have a server.
-        """
+    def _disconnect(self, group: nvlink.Group) -> None:
+        """Deactivate the partition of GPUs that no server has."""
         if group.partition is None:
             return
         with (self._noted(f'partition {group.partition}'),
               locks.gpus(self._records.state_path, group.members)):
-            if any(self._records.owners(address) or is_used(address)
+            if any(self._records.owners(address)
+                   or privileged_driver.holders(str(address))
                    for address in group.members):
                 return
             privileged_fabric.deactivate(group.partition)
@@ -144,9 +139,10 @@ class Connections:
                         'server has', group.partition)
 
     def _look_at_vgpus(self) -> None:
-        """Activate missing partitions of vGPUs, and deactivate unclaimed ones.
+        """Activate missing partitions of vGPUs.
 
-        Does nothing if the fabric manager does not run for vGPUs.
+        Does nothing if the fabric manager does not run for vGPUs. A partition
+        that a removed vGPU has left is deactivated at the next bind.
         """
         try:
             if (config.read(self._machine.fabric_config).mode
@@ -155,20 +151,9 @@ class Connections:
         except exception.FabricError:
             return
         found = self.partitions()
-        active = privileged_fabric.active_of(found)
         self._add_partitions(self._without_partition(self._records.claims()))
-        claims = self._records.claims()
-        self.connect(claims, active)
-        if active <= {claim.fabric_partition for claim in claims}:
-            return
-        board = model.Fabric(self._idle_modules(), partitions=found)
-        for address in board.modules:
-            item = board.single(address)
-            if item is not None and item.active:
-                self._disconnect(
-                    nvlink.Group((address,), item.partition_id),
-                    lambda address: (gpu := self._host.refresh_gpu(
-                        address)).vgpus or condition.doubts(gpu))
+        self.connect(self._records.claims(),
+                     privileged_fabric.active_of(found))
 
     def _without_partition(self, claims: Iterable[gpu_record.Claim]
                            ) -> list[gpu_record.Claim]:
@@ -202,18 +187,6 @@ class Connections:
                     self._records.put_claims(dataclasses.replace(
                         claim, fabric_partition=partition))
 
-    def _idle_modules(self) -> dict[model.PciAddress, int]:
-        found = {}
-        for gpu in self._host.host().gpus:
-            if not gpu.visible_to_nvml or gpu.vgpus:
-                continue
-            # The partition of a GPU whose links cannot be read stays active.
-            with contextlib.suppress(exception.NvmlError):
-                module = reader.module_on_switches(self._machine, gpu.address)
-                if module is not None:
-                    found[gpu.address] = module
-        return found
-
     # Groups of GPUs, for mode nvlink
 
     def _look_at_groups(self) -> None:
@@ -244,8 +217,7 @@ class Connections:
         for group in self._host.groups(gpus):
             if (group.partition in active
                     and gpus.keys() >= set(group.members)):
-                self._disconnect(
-                    group, lambda gpu: privileged_driver.holders(str(gpu)))
+                self._disconnect(group)
 
     def _learn_modules(self, gpus: Mapping[model.PciAddress, model.Gpu]
                        ) -> None:

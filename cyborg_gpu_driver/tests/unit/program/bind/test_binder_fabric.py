@@ -6,10 +6,8 @@ import dataclasses
 import uuid
 
 import fixtures
-import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
@@ -195,61 +193,6 @@ class RestartTest(FabricCase):
             (entry,) = self.records.claims()
             self.assertEqual(self.partition, entry.fabric_partition)
             self.assert_active(self.partition)
-
-    def test_the_partition_of_a_vgpu_of_somebody_else_stays(self):
-        with self.machine.operation(write=True):
-            self.machine.state.fabric.active['10'] = []
-        (other,) = (gpu for gpu in self.live.host().gpus
-                    if str(gpu.address) != self.gpu)
-        kind = next(kind for kind in other.vgpu_types
-                    if kind.name == _WHOLE)
-        path = ('bus', 'pci', 'devices', str(other.vfs[0].address),
-                'nvidia', 'current_vgpu_type')
-        privileged.machine().sysfs.write(str(kind.type_id), *path)
-        self.live.refresh()
-        self.keep()
-        self.assert_active(self.partition, 10)
-
-    def test_a_gpu_that_fails_keeps_no_other_partition_active(self):
-        self.binder.unbind(*self.bound)
-        self.live.refresh()
-        with self.machine.operation(write=True):
-            self.machine.state.fabric.active[str(self.partition)] = []
-        self.machine.faults.fail(
-            'nvmlDeviceGetModuleId', pynvml.NVML_ERROR_UNKNOWN, times=None,
-            address=self.machine.gpus[1].address)
-        self.keep()
-        self.assert_active()
-
-    def test_a_bind_while_the_fabric_manager_answers(self):
-        """What was read before a bind must not end its partition."""
-        self.binder.unbind(*self.bound)
-        self.live.refresh()
-        session = privileged.machine().fabric
-        partitions, bound = session.partitions, []
-
-        def slow():
-            if not bound:
-                bound.append(self.bound)
-                self.binder.bind(*self.bound)
-            return partitions()
-
-        self.patch(session, 'partitions', slow)
-        self.keep()
-        self.assert_active(self.partition)
-
-    def test_a_bind_that_holds_the_gpu(self):
-        """A partition without a claim may be one of a bind under way."""
-        self.binder.unbind(*self.bound)
-        self.live.refresh()
-        with self.machine.operation(write=True):
-            self.machine.state.fabric.active[str(self.partition)] = []
-        self.patch(locks, 'REPORT_SECONDS', 0.0)
-        with locks.gpu(self.state_path, self.address):
-            self.keep()
-        self.assert_active(self.partition)
-        self.keep()
-        self.assert_active()
 
     def test_another_mode(self):
         self.machine.configure_fabric_manager(mode=0)
