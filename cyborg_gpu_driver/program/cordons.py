@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from collections.abc import Mapping
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.record import store
@@ -38,8 +38,7 @@ class GpuCordons:
         self._clock = clock
         self._disabled: frozenset[model.PciAddress] | None = None
         """The GPUs disabled by Cyborg's last answer to this process."""
-        self._told: Mapping[model.PciAddress, cordon.Cordons] | None = None
-        """The cordons at the last call of :meth:`log_changes`."""
+        self._said = log_once.LogOnce()
 
     def of(self, address: model.PciAddress) -> cordon.Cordons:
         """The cordons of a GPU; none if its record is unusable."""
@@ -85,8 +84,6 @@ class GpuCordons:
         :param explain: called for each disabled GPU if the operator and the
             reason are not known yet.
         """
-        if self._told is None:
-            self._told = self.known()
         if now is not None:
             self._disabled = now
         elif self._disabled is None:
@@ -100,25 +97,20 @@ class GpuCordons:
                     known, {cordon.Source.CYBORG}))
 
     def log_changes(self) -> None:
-        """Log the changes since the last call, or since the start.
+        """Log each cordon once, and that a GPU has none any more.
 
-        A GPU that loses one of several cordons has not changed. A GPU whose
-        record cannot be read keeps the cordons that it had.
+        A GPU whose record cannot be read keeps the cordons that it had.
         """
-        now = self.known()
-        before = now if self._told is None else self._told
-        now |= {address: cordons for address, cordons in before.items()
-                if not self._store.is_usable(address)}
-        self._told = now
-        for address in sorted({*before, *now}):
-            old, new = before.get(address, ()), now.get(address, ())
-            for item in new:
-                if cordon.of(old, item.source) is None:
-                    LOG.info('GPU %(gpu)s gets no new server: '
-                             '%(cordon)s', {'gpu': address, 'cordon': item})
-            if old and not new:
-                LOG.info('GPU %(gpu)s gets servers again. It was %(cordons)s',
-                         {'gpu': address, 'cordons': cordon.text(old)})
+        for address in filter(self._store.is_usable, self._store.addresses()):
+            now = {item.source: item for item in self.of(address)}
+            for source, item in now.items():
+                if self._said.is_new(str(item), (address, source)):
+                    LOG.info('GPU %(gpu)s gets no new server: %(cordon)s',
+                             {'gpu': address, 'cordon': item})
+            ended = [self._said.over((address, source))
+                     for source in cordon.Source if source not in now]
+            if any(ended) and not now:
+                LOG.info('GPU %s gets servers again', address)
 
     def _note(self, address: model.PciAddress, explain: Explain) -> None:
         """Note that a GPU is disabled in Cyborg; ask why unless known."""
