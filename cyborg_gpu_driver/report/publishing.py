@@ -2,13 +2,12 @@
 
 """Write the free capacity of each GPU to Placement without the GPU's lock.
 
-Each GPU has at most one thread that writes. The thread reads the free
-capacity when it begins a write, so that the newest state wins. A request that
-arrives during a write makes the thread write once more. A bind waits for the
-write, because what no longer fits has to be closed before Cyborg learns that
-the bind is done. But the bind waits only for a short time, and not at all
-while Placement is known not to answer. Only if no thread can be started, the
-caller writes.
+Each write has a thread. The writes of one GPU follow each other, and each
+reads the free capacity when it begins, so that the newest state wins. A bind
+waits for the write, because what no longer fits has to be closed before Cyborg
+learns that the bind is done. But the bind waits only for a short time, and not
+at all while Placement is known not to answer. Only if no thread can be
+started, the caller writes.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
@@ -52,10 +52,8 @@ class Publisher:
                  seconds: float = _BIND_SECONDS):
         self._write = write
         self._seconds = seconds
-        self._mutex = threading.Lock()
-        self._asked: dict[model.PciAddress, _Writing] = {}
-        """Writings that have not begun."""
-        self._busy: set[model.PciAddress] = set()
+        self._turns = lockutils.Semaphores()
+        """One for each GPU."""
         self._unwritten: type[Exception] | None = None
         """The kind of the error that prevents writes to Placement."""
 
@@ -125,32 +123,22 @@ class Publisher:
 
     def _ask(self, address: model.PciAddress,
              generations: Mapping[str, int] | None = None) -> _Writing:
-        with self._mutex:
-            writing = self._asked.setdefault(address, _Writing())
-            writing.generations = generations or writing.generations
-            if address in self._busy:
-                return writing
-            self._busy.add(address)
-        deadline.begin_thread(self._run, address,
+        writing = _Writing()
+        deadline.begin_thread(self._run, address, generations, writing,
                               name=f'the free capacity of GPU {address}')
         return writing
 
-    def _run(self, address: model.PciAddress) -> None:
-        while (writing := self._next(address)) is not None:
+    def _run(self, address: model.PciAddress,
+             generations: Mapping[str, int] | None, writing: _Writing
+             ) -> None:
+        with self._turns.get(str(address)):
             try:
-                self._write(address, writing.generations)
+                self._write(address, generations)
             except Exception as error:
                 writing.error = error
                 self.say(error)
             finally:
                 writing.ended.set()
-
-    def _next(self, address: model.PciAddress) -> _Writing | None:
-        with self._mutex:
-            writing = self._asked.pop(address, None)
-            if writing is None:
-                self._busy.discard(address)
-            return writing
 
 
 class _Writing:
@@ -159,8 +147,6 @@ class _Writing:
     def __init__(self) -> None:
         self.ended = threading.Event()
         self.error: Exception | None = None
-        self.generations: Mapping[str, int] | None = None
-        """Set for a report, which also corrects what other clients wrote."""
 
 
 # Read this host's providers from Placement.
