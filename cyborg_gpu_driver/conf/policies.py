@@ -143,23 +143,13 @@ def _ignored(devices):
 def _policy(conf, name):
     group = gpu_conf.policy_group(name).name
     values = conf[group]
-    mode = values.mode
-    if mode is None:
+    for where, option, reason in _mistakes(conf.gpu, values, group):
+        value = conf[where][option]
         raise validation.invalid(
-            group, 'mode', '(unset)', 'required: one of '
-            + ', '.join(item.value for item in policy.Mode))
-    modes = _check_roles(conf.gpu, values, group, mode)
-    if policy.Mode.VGPU.value in modes and not (
-            values.vgpu_types or values.fixed_vgpus):
-        raise validation.invalid(
-            group, 'vgpu_types', '(unset)',
-            f'{"role" if mode == _AUTO else "mode"} vgpu needs at least one '
-            'type, such as T4-2B')
-    _check_modes(values, group, modes)
-    _check_scheduler(values, group)
-    _check_isolation(values, group, modes)
+            where, option, '(unset)' if value in (None, []) else value,
+            reason)
     return policy.Policy(
-        name=name, mode=policy.Mode(mode),
+        name=name, mode=policy.Mode(values.mode),
         match_address=tuple(_addresses(values, group)),
         match_uuid=tuple(values.match_uuid),
         match_model=tuple(values.match_model),
@@ -169,7 +159,7 @@ def _policy(conf, name):
         max_instances=tuple(values.max_instances.items()),
         fixed_vgpus=tuple(values.fixed_vgpus.items()),
         mixed_sizes=values.mixed_sizes,
-        scheduler=_scheduler(values, group),
+        scheduler=_scheduler(values),
         time_slice=_nanoseconds(values.vgpu_time_slice_us),
         isolated=values.isolation == _PROJECT,
         roles=tuple(policy.Mode(role) for role in values.roles),
@@ -177,83 +167,73 @@ def _policy(conf, name):
         nvlink_sizes=tuple(sorted(set(values.nvlink_sizes))))
 
 
-def _check_roles(gpu, values, group, mode):
-    """The modes that a GPU can have: in mode auto, the policy's roles."""
-    if mode != _AUTO:
-        if values.roles:
-            raise validation.invalid(group, 'roles', ', '.join(values.roles),
-                                     'only supported by mode auto')
-        return (mode,)
-    for role in values.roles:
-        if values.roles.count(role) > 1:
-            raise validation.invalid(group, 'roles', role, 'named twice')
-    if len(values.roles) < 2:
-        raise validation.invalid(
-            group, 'roles', ', '.join(values.roles) or '(unset)',
-            'mode auto needs at least two of ' + ', '.join(gpu_conf.ROLES)
-            + '; for a single one, set mode to it')
-    _check_elastic(gpu, values, group)
-    return tuple(values.roles)
+def _mistakes(gpu, values, group):
+    """The options that are missing, exclude each other or have no effect.
 
-
-def _check_elastic(gpu, values, group):
-    """Refuse options with which a GPU cannot change its role."""
-    if values.fixed_vgpus:
-        raise validation.invalid(
-            group, 'fixed_vgpus', values.fixed_vgpus,
-            'mode auto excludes it: those vGPUs exist before any server')
-    if not gpu.prepare:
-        raise validation.invalid(
-            'gpu', 'prepare', gpu.prepare,
-            f'mode auto of [{group}] needs true: the agent changes the role')
-    if (policy.Mode.PASSTHROUGH.value in values.roles
-            and not gpu.clean_whole_gpus):
-        raise validation.invalid(
-            'gpu', 'clean_whole_gpus', gpu.clean_whole_gpus,
-            f'role passthrough of [{group}] needs true: a GPU is reset '
-            'before it changes from a whole one to another role')
-
-
-def _check_modes(values, group, modes):
-    """Refuse options that would have no effect."""
+    :returns: for each its group and name, and what would be right.
+    """
+    mode = values.mode
+    if mode is None:
+        yield group, 'mode', 'required: one of ' + ', '.join(
+            item.value for item in policy.Mode)
+    modes = {mode}
+    if mode == _AUTO:
+        modes = {*values.roles}
+        yield from _mistakes_of_auto(gpu, values, group)
+    elif values.roles:
+        yield group, 'roles', 'only supported by mode auto'
+    if policy.Mode.VGPU.value in modes and not (
+            values.vgpu_types or values.fixed_vgpus):
+        yield group, 'vgpu_types', (
+            f'{"role" if mode == _AUTO else "mode"} vgpu needs at least one '
+            'type, such as T4-2B')
     for only, options in _ONLY_IN.items():
-        for option in options if not {*modes} & {*only} else ():
-            value = values[option]
-            if value:
-                raise validation.invalid(
-                    group, option, value, 'only supported by '
-                    + ' and '.join(f'mode {item}' for item in only))
+        for option in options:
+            if values[option] and modes.isdisjoint(only):
+                yield group, option, 'only supported by ' + ' and '.join(
+                    f'mode {item}' for item in only)
+    yield from _mistakes_of_sharing(values, group, modes)
 
 
-def _check_scheduler(values, group):
-    """Refuse scheduler options that NVIDIA's driver would refuse."""
-    scheduler = _scheduler(values, group)
-    if (values.mixed_sizes
-            and scheduler is model.SchedulerPolicy.FIXED_SHARE):
-        raise validation.invalid(
-            group, 'vgpu_scheduler', scheduler.value,
+def _mistakes_of_sharing(values, group, modes):
+    """The options of vGPUs that the driver or the agent would refuse."""
+    if values.mixed_sizes and (_scheduler(values)
+                               is model.SchedulerPolicy.FIXED_SHARE):
+        yield group, 'vgpu_scheduler', (
             'mixed_sizes needs best-effort or equal-share')
-    time_slice = values.vgpu_time_slice_us
-    if time_slice and scheduler is None:
-        raise validation.invalid(group, 'vgpu_time_slice_us', time_slice,
-                                 'needs vgpu_scheduler')
-
-
-def _check_isolation(values, group, modes):
-    if values.isolation != _PROJECT:
-        return
-    if not {*modes} & {policy.Mode.VGPU.value, policy.Mode.MIG.value}:
-        raise validation.invalid(
-            group, 'isolation', values.isolation,
-            'only supported by mode vgpu and mode mig')
-    if values.fixed_vgpus:
-        raise validation.invalid(
-            group, 'isolation', values.isolation,
+    if values.vgpu_time_slice_us and not values.vgpu_scheduler:
+        yield group, 'vgpu_time_slice_us', 'needs vgpu_scheduler'
+    if values.isolation == _PROJECT and modes.isdisjoint(
+            (policy.Mode.VGPU.value, policy.Mode.MIG.value)):
+        yield group, 'isolation', 'only supported by mode vgpu and mode mig'
+    if values.isolation == _PROJECT and values.fixed_vgpus:
+        yield group, 'isolation', (
             'excludes fixed_vgpus: Nova assigns those without a bind that '
             'the agent could refuse')
 
 
-def _scheduler(values, group):
+def _mistakes_of_auto(gpu, values, group):
+    """The options with which a GPU cannot change its role."""
+    if len({*values.roles}) < len(values.roles):
+        yield group, 'roles', 'named twice'
+    if len(values.roles) < 2:
+        yield group, 'roles', (
+            f'mode auto needs at least two of {", ".join(gpu_conf.ROLES)}; '
+            'for a single one, set mode to it')
+    if values.fixed_vgpus:
+        yield group, 'fixed_vgpus', (
+            'mode auto excludes it: those vGPUs exist before any server')
+    if not gpu.prepare:
+        yield 'gpu', 'prepare', (
+            f'mode auto of [{group}] needs true: the agent changes the role')
+    if (policy.Mode.PASSTHROUGH.value in values.roles
+            and not gpu.clean_whole_gpus):
+        yield 'gpu', 'clean_whole_gpus', (
+            f'role passthrough of [{group}] needs true: a GPU is reset '
+            'before it changes from a whole one to another role')
+
+
+def _scheduler(values):
     name = values.vgpu_scheduler
     return model.SchedulerPolicy(name) if name else None
 
