@@ -86,7 +86,7 @@ class Agent(node.Node):
         self._others: Collection[model.PciAddress] = ()
         """GPUs that servers have through Cyborg's own driver."""
         self._released: set[model.PciAddress] = set()
-        """GPUs of mode auto of which a part was just unbound."""
+        """GPUs of mode auto and of groups that no server has any more."""
         self._between = deadline.Repeated(
             self.look_between, conf.gpu.clean_poll_interval,
             'cyborg-gpu-tenants')
@@ -106,6 +106,7 @@ class Agent(node.Node):
 
     def publish(self, address: model.PciAddress) -> None:
         self.publisher.publish(*self.live.board(address))
+        self._note_release(address)
 
     def settle(self, address: model.PciAddress) -> bool:
         return self.publisher.settle(address)
@@ -149,11 +150,8 @@ class Agent(node.Node):
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.unbind`."""
-        try:
-            with self._observer.call('unbind'):
-                self.binder.unbind(pci_addr, asked_type, ah_uuid)
-        finally:
-            self._note_release(pci_addr)
+        with self._observer.call('unbind'):
+            self.binder.unbind(pci_addr, asked_type, ah_uuid)
 
     @property
     def bind_timeout(self) -> float:
@@ -185,12 +183,12 @@ class Agent(node.Node):
         with self._turn, self._observer.report(), locks.report():
             report = self._make_report()
         if self.conf.gpu.clean_poll_interval:
-            whole = any(map(self._may_be_whole, self.live.host().gpus))
+            changes = any(map(self._gets_ready, self.live.host().gpus))
             # If no thread can be started now, the next report tries again.
             with contextlib.suppress(RuntimeError):
-                if whole:
+                if changes:
                     self._between.start()
-                if whole or gpu_conf.has_cloud_user(self.conf):
+                if changes or gpu_conf.has_cloud_user(self.conf):
                     self._namer.start()
         return report
 
@@ -239,8 +237,9 @@ class Agent(node.Node):
 
         A server may live less than the time between two reports. Its GPU must
         not go to the next one before it was reset. A GPU of mode auto whose
-        last part was unbound is made ready for all its roles. The first
-        report starts the thread that calls this.
+        last part was unbound is made ready for all its roles, and a group
+        that was reset for its next server. The first report starts the thread
+        that calls this.
         """
         with self._turn, locks.report():
             released = set()
@@ -253,19 +252,19 @@ class Agent(node.Node):
             for address in {*used, *released}:
                 self.publish_soon(address)
 
-    def _note_release(self, pci_addr: str) -> None:
-        """Let a GPU of mode auto get its other roles back soon."""
+    def _note_release(self, address: model.PciAddress) -> None:
+        """Let a GPU that no server has any more be ready again soon."""
         with contextlib.suppress(exception.GpuDriverError):
-            address = self.live.owner(model.PciAddress.parse(pci_addr))
-            governing = self.settings.policy_for(self.live.gpu(address))
-            if governing is not None and governing.roles:
+            if (self._gets_ready(self.live.gpu(address))
+                    and self.records.has_claims(address) is False):
                 self._released.add(address)
                 self._between.ask()
 
-    def _may_be_whole(self, gpu: model.Gpu) -> bool:
+    def _gets_ready(self, gpu: model.Gpu) -> bool:
+        """Whether a GPU changes between its last server and the next one."""
         governing = self.settings.policy_for(gpu)
-        return (governing is not None
-                and policy.Mode.PASSTHROUGH in governing.modes)
+        return governing is not None and bool(
+            governing.roles or not policy.WHOLE.isdisjoint(governing.modes))
 
     def held(self) -> tuple[names.ReportedDevice, ...]:
         """Stubs of all GPUs that exist or were reported.

@@ -17,7 +17,6 @@ import pynvml
 from cyborg import context
 from cyborg.objects import attach_handle
 
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -131,7 +130,8 @@ class GpuTestCase(base.TestCase):
         """Do what the agent's thread does between two reports."""
         agent = self.driver._running()
         agent.look_between()
-        agent.publisher.settle(model.PciAddress.parse(self.gpu))
+        for gpu in agent.live.host().gpus:
+            agent.publisher.settle(gpu.address)
 
     def restore(self):
         """Run what the systemd unit runs before nova-compute starts."""

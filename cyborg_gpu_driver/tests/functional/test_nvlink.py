@@ -61,7 +61,8 @@ class NvlinkTest(gpu_cloud.GpuTestCase):
         self.assertEqual({1: 1, 2: 0, 4: 0}, self.room())
         for server in (pair, single):
             self.cloud.unbind(server)
-        self.report()
+        # The GPUs were reset, and each is bound to vfio-pci again.
+        self.look_between()
         self.assertEqual(_ALL, self.room())
         self.assertEqual((), self.world.active_partitions)
         self.assertEqual((), self.world.damage)
