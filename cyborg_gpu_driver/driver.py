@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
@@ -18,11 +19,14 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import objects
 
 LOG = logging.getLogger(__name__)
@@ -42,8 +46,9 @@ class GPUDriver(base.GPUDriver):
     servers do not notice, applies a change. A worker that the master process
     replaces keeps the settings of the start.
 
-    :raises InvalidConfiguration: if ``[gpu]`` or a policy is wrong, or
-        ``[placement]`` has no credentials; the agent then does not start.
+    :raises InvalidConfiguration: if ``[gpu]`` or a policy is wrong,
+        ``[placement]`` has no credentials, the host has another name than
+        before, or another agent works on it; the agent then does not start.
     """
 
     VENDOR = 'cyborg_gpu_driver'
@@ -53,6 +58,10 @@ class GPUDriver(base.GPUDriver):
         gpu_conf.register_opts(self._conf)
         _check_placement(self._conf.placement)
         self._settings = policies.read(self._conf)
+        _check_name(self._conf)
+        # An agent that cannot write there starts. Its reports say why.
+        with contextlib.suppress(exception.JournalError):
+            self._role = locks.agent(gpu_conf.state_path(self._conf))
         self._mutex = threading.Lock()
         self._agent: agent.Agent | None = None
         self._process: int | None = None
@@ -179,3 +188,18 @@ def _check_placement(group: cfg.ConfigOpts.GroupAttr) -> None:
             reason='the driver writes the free capacity of a GPU to '
             'Placement: set auth_type and the options that it needs in '
             'cyborg.conf of this host, as in nova.conf of nova-compute')
+
+
+def _check_name(conf: cfg.ConfigOpts) -> None:
+    """Check that a host with servers has the name of its last report."""
+    path = gpu_conf.state_path(conf)
+    with contextlib.suppress(exception.JournalError):
+        before = state.read(path)
+        if before is not None and before.hostname != conf.host and any(
+                record.ledger.running
+                for record in store.Store(path).records().values()):
+            raise exception.InvalidConfiguration(
+                group='DEFAULT', option='host', value=conf.host,
+                reason='servers have GPUs of this host, which Cyborg, Nova '
+                f'and Placement know as {before.hostname}: give it that name '
+                'until these servers are deleted')

@@ -116,6 +116,27 @@ def audit(state_path: str) -> contextlib.AbstractContextManager:
     return _record(state_path, 'audit')
 
 
+def agent(state_path: str) -> Any:
+    """Let no other process be the agent while this one keeps the answer.
+
+    Each of two agents would offer, reset and return the same GPUs by its own
+    configuration, and Cyborg would call either of them. Processes that this
+    one forks may work for it.
+
+    :raises InvalidConfiguration: if another process is the agent.
+    :raises JournalError: if the lock cannot be used at all.
+    """
+    directory, name = os.path.join(state_path, 'locks'), 'cyborg-gpu-agent'
+    _prepare(directory, name)
+    lock = lockutils.external_lock(name, lock_path=directory)
+    if not lock.acquire(blocking=False):
+        raise exception.InvalidConfiguration(
+            group='gpu', option='state_path', value=state_path,
+            reason=f'{_holder(os.path.join(directory, name))} is the agent '
+            'of this host already')
+    return lock
+
+
 def _record(state_path: str, name: str
             ) -> contextlib.AbstractContextManager:
     return _lock(state_path, name, f'the record "{name}"', _RECORD_SECONDS)

@@ -125,6 +125,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
 
     def test_an_agent_ends(self):
         self.hang()
+        self.driver._role.release()
         done = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c', _AGENT,
              self.cloud.cloud.config_path], capture_output=True, text=True,

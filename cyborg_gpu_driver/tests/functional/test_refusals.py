@@ -8,6 +8,7 @@ from cyborg import context
 from cyborg.agent import rpcapi
 from oslo_config import cfg
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.functional import test_mig
@@ -70,6 +71,15 @@ class RefusalTest(RefusalCase):
         self.driver.unbind(None, None, None)
         self.driver.unbind(self.function, self.type, str(uuid.uuid4()))
         self.assertEqual(self.before, self.everything())
+
+    def test_a_host_with_servers_keeps_its_name(self):
+        conf = cfg.CONF
+        conf.set_override('host', 'renamed')
+        self.addCleanup(conf.clear_override, 'host')
+        self.assertIn('know as compute1', str(self.assertRaises(
+            exception.InvalidConfiguration, type(self.driver))))
+        conf.clear_override('host')
+        type(self.driver)()
 
     def test_a_repeated_bind_changes_nothing_but_is_counted(self):
         self.driver.bind(self.function, self.type, self.bound)

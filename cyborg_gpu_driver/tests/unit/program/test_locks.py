@@ -100,6 +100,17 @@ class LockTest(base.BaseTestCase):
         with self.gpu():
             pass
 
+    def test_a_host_has_one_agent(self):
+        role = locks.agent(self.state_path)
+        role.release()
+        self.path = role.path
+        child = self.hold_elsewhere()
+        self.assertIn(f'process {child.pid} (', str(self.assertRaises(
+            exception.InvalidConfiguration, locks.agent, self.state_path)))
+        child.stdin.close()
+        child.wait()
+        locks.agent(self.state_path).release()
+
     def test_a_report_waits_once_for_all_gpus(self):
         self.patch(locks, 'REPORT_SECONDS', 0.2)
         self.hold_elsewhere()
