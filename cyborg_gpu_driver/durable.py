@@ -220,7 +220,8 @@ def _create(path: str, text: str, place: Callable[[str, str], None]) -> None:
             stream.flush()
             os.fchmod(stream.fileno(), _MODE)
             _hand_over(stream.fileno(), directory)
-            os.fsync(stream.fileno())
+            if text:
+                os.fsync(stream.fileno())
         place(new, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
