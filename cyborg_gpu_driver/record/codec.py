@@ -9,8 +9,8 @@ number from 0, and a float is a time in seconds of the epoch, because records
 have no others.
 
 A field that has its default value is left out, so a record can get new
-fields without a new version. :func:`parts` ignores fields of a later release,
-and :func:`carried` writes them again: after an upgrade is rolled back and
+fields without a new version. Decoding ignores fields of a later release, and
+:func:`carried` writes them again: after an upgrade is rolled back and
 repeated, nothing is missing. Hints may be ``Annotated`` with functions that
 check a value. They return the value or raise.
 """
@@ -82,23 +82,23 @@ def _written(fields: Iterable[tuple[str, Any]], value: Any
 def decode(kind: Any, content: Any) -> Any:
     """The value of type ``kind`` that :func:`encode` wrote.
 
+    Fields that this release does not know are ignored at every level.
+
     :raises ValueError: if ``content`` is anything else, naming the field.
     """
-    return _decoded(kind, True, content)
+    return _decoded(kind, content)
 
 
 def parts(kind: type, content: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """The fields of a dataclass that can be decoded, and what is wrong.
 
-    Fields that this release does not know are ignored at every level.
-
     :returns: the value by field, and the problem of each other field.
     :raises ValueError: if ``content`` has no fields.
     """
     values, problems = {}, {}
-    for name, hint in _known(kind, False, content).items():
+    for name, hint in _known(kind, content).items():
         try:
-            values[name] = _decoded(hint, False, content[name])
+            values[name] = _decoded(hint, content[name])
         except ValueError as error:
             problems[name] = str(error)
     return values, problems
@@ -135,47 +135,42 @@ def carried(kind: Any, before: Any, after: Any) -> Any:
                for name, item in after.items()}}
 
 
-def _decoded(kind: Any, strict: bool, content: Any) -> Any:
+def _decoded(kind: Any, content: Any) -> Any:
     try:
-        return _decoder(kind, strict)(content)
+        return _decoder(kind)(content)
     except exception.InvalidValue as error:
         raise ValueError(str(error)) from error
 
 
 @functools.cache
-def _decoder(kind: Any, strict: bool) -> Decoder:
-    """The decoder of a type.
-
-    :param strict: whether a dataclass with an unknown field is refused.
-    """
+def _decoder(kind: Any) -> Decoder:
+    """The decoder of a type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return functools.partial(_checked, _decoder(args[0], strict),
+        return functools.partial(_checked, _decoder(args[0]),
                                  kind.__metadata__)
     if origin in (typing.Union, types.UnionType):
-        return functools.partial(_one_of, args, strict)
+        return functools.partial(_one_of, args)
     if origin is tuple and args[-1] is not Ellipsis:
-        return functools.partial(_fixed, tuple(
-            _decoder(arg, strict) for arg in args))
+        return functools.partial(_fixed, tuple(map(_decoder, args)))
     if origin in (tuple, frozenset):
-        return functools.partial(_several, origin, _decoder(args[0], strict))
+        return functools.partial(_several, origin, _decoder(args[0]))
     if origin is collections.abc.Mapping:
-        return functools.partial(_mapping, *(
-            _decoder(arg, strict) for arg in args))
+        return functools.partial(_mapping, *map(_decoder, args))
     if kind in _PLAIN:
         return _PLAIN[kind]
     if issubclass(kind, enum.Enum):
         return kind
     if _is_text(kind):
         return lambda content: kind.parse(_text(content))
-    return functools.partial(_fields, kind, strict)
+    return functools.partial(_fields, kind)
 
 
-def _fields(kind: type, strict: bool, content: Any) -> Any:
+def _fields(kind: type, content: Any) -> Any:
     values = {}
-    for name, hint in _known(kind, strict, content).items():
+    for name, hint in _known(kind, content).items():
         try:
-            values[name] = _decoded(hint, strict, content[name])
+            values[name] = _decoded(hint, content[name])
         except ValueError as error:
             raise ValueError(f'{name}: {error}') from error
     try:
@@ -184,14 +179,11 @@ def _fields(kind: type, strict: bool, content: Any) -> Any:
         raise ValueError(f'{kind.__name__}: {error}') from error
 
 
-def _known(kind: type, strict: bool, content: Any) -> dict[str, Any]:
+def _known(kind: type, content: Any) -> dict[str, Any]:
     """The hints of the fields that ``content`` has."""
     if type(content) is not dict:
         raise ValueError(f'{content!r} is not a {kind.__name__}')
     hints = _hints(kind)
-    strange = content.keys() - hints.keys()
-    if strict and strange:
-        raise ValueError(f'{kind.__name__} has no field {min(strange)!r}')
     return {name: hints[name] for name in content if name in hints}
 
 
@@ -221,11 +213,11 @@ def _checked(decoded: Decoder, checks: Iterable[Decoder], content: Any
     return value
 
 
-def _one_of(kinds: Iterable[Any], strict: bool, content: Any) -> Any:
+def _one_of(kinds: Iterable[Any], content: Any) -> Any:
     problem: ValueError | None = None
     for kind in kinds:
         try:
-            return _decoded(kind, strict, content)
+            return _decoded(kind, content)
         except ValueError as error:
             # The first error is of the dataclass or list, and says most. The
             # error of None says nothing.

@@ -150,7 +150,6 @@ class RefusedTest(base.BaseTestCase):
         self.refused('inner: number', inner={'number': 2.0})
         self.refused('Inner', inner={})
         self.refused('Inner', inner=[2])
-        self.refused('later', inner={'number': 2, 'later': 1})
         self.refused('many', many=None)
         self.refused('some', some=[-1])
         self.refused('by_gpu', by_gpu={'x': True})
