@@ -60,7 +60,6 @@ class Place:
 
     source: str
     path: str = ''
-    error_type: type[exception.DocumentError] = exception.DocumentError
 
     def below(self, *parts: str | int) -> Place:
         """The place of a value below this one."""
@@ -75,7 +74,7 @@ class Place:
 
     def error(self, problem: str, expected: str) -> exception.DocumentError:
         """The error to raise."""
-        return self.error_type(
+        return exception.DocumentError(
             source=self.source, where=self.path or 'top level',
             problem=problem, expected=expected)
 

@@ -217,7 +217,7 @@ def parse(value: Any) -> Inventory:
 
     :raises DocumentError: naming what is wrong and where.
     """
-    place = schema.Place('ramdisk', 'inventory', exception.DocumentError)
+    place = schema.Place('ramdisk', 'inventory')
     schema.check(value, INVENTORY, place, FORMATS)
     where = place.below('gpus')
     gpus = {gpu.address: (gpu, item) for gpu, item in (

@@ -9,9 +9,9 @@ anything by it, so a record that cannot be written blocks no operation.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+from logging import handlers
 from typing import Any
 
 from oslo_log import log as logging
@@ -58,10 +58,9 @@ class Audit:
                 'again, changes of GPUs are not recorded'),
               locks.audit(self._state_path)):
             if _append(self._path, line) >= _FILE_SIZE:
-                for number in reversed(range(_FILES - 1)):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.replace(_numbered(self._path, number),
-                                   _numbered(self._path, number + 1))
+                handlers.RotatingFileHandler(
+                    self._path, backupCount=_FILES - 1, delay=True
+                ).doRollover()
 
 
 def of_claim(claim: gpu_record.Claim) -> dict[str, Any]:
@@ -96,7 +95,3 @@ def _append(path: str, line: bytes) -> int:
         return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-
-
-def _numbered(path: str, number: int) -> str:
-    return f'{path}.{number}' if number else path

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.partition import names
 
@@ -147,7 +146,7 @@ LAYOUT_FILE = schema.mapping({
 
 def place_in(source: str, path: str = '') -> schema.Place:
     """Return a place in a layout, which raises DocumentError."""
-    return schema.Place(source, path, exception.DocumentError)
+    return schema.Place(source, path)
 
 
 def check(value: Any, what: schema.Schema, where: schema.Place) -> None:

@@ -184,30 +184,8 @@ def resource_class(offer: offers.Offer) -> str:
     return custom(VENDOR, offer.profile)
 
 
-# Traits of the offers, so that a device profile can ask for them.
-#
-# ================================== =======================================
-# trait                              meaning
-# ================================== =======================================
-# OWNER_CYBORG                       the provider is Cyborg's
-# CUSTOM_NVIDIA_20B2                 PCI device id, as in Cyborg's own driver
-# CUSTOM_NVIDIA_20B2_A100DX_1_10C    PCI device id and vGPU type, likewise
-# CUSTOM_NVIDIA_20B2_1G_10GB         PCI device id and GPU instance profile
-# CUSTOM_NVIDIA_2330_NVLINK_2        PCI device id and size of the GPU group
-# CUSTOM_GPU_KIND_MIG                how the GPU is shared: PASSTHROUGH, VGPU,
-#                                    MIG, or NVLINK
-# CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
-# CUSTOM_GPU_ARCH_AMPERE             architecture
-# CUSTOM_GPU_COMPUTE_8_0             compute capability of CUDA
-# CUSTOM_GPU_DRIVER_580              branch of the host's driver, if a server
-#                                    gets a vGPU or a slice
-# CUSTOM_GPU_PCIE_ROOT_0000_16       the GPU's PCIe root complex
-# CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
-# CUSTOM_GPU_MEMORY_10GB             memory that the server gets
-# CUSTOM_GPU_ISOLATION_PROJECT       only servers of one project share the GPU
-# CUSTOM_GPU_UNHEALTHY_XID_79        a health condition of the GPU
-# CUSTOM_GPU_WITHDRAWN               the GPU does not offer it any more
-# ================================== =======================================
+# Traits of the offers, so that a device profile can ask for them. The table of
+# doc/source/reference/index.rst says what each means.
 #
 # An unknown fact has no trait. The memory of a slice or vGPU is the number in
 # the name of its type or profile, by which people know it (NVML's own number

@@ -149,7 +149,6 @@ class HandleTest(ReconcileCase):
         lines = self.reports()
         self.assert_named_once(lines, 'another is in its place')
         self.assert_named_once(lines, 'unknown GPU instance')
-        self.assert_named_once(lines, 'host: 2')
         self.assertEqual([(14, 4)], self.placements())
 
     def test_what_cyborg_forgot_is_returned(self):
@@ -163,9 +162,8 @@ class HandleTest(ReconcileCase):
     def test_what_cyborg_forgot_stays_while_a_guest_runs(self):
         self.lose_request(self.server)
         self.world.start_guest(self.handle)
-        lines = self.reports()
-        self.assert_named_once(lines, self.handle, 'a virtual machine runs')
-        self.assert_named_once(lines, 'host: 1')
+        self.assert_named_once(self.reports(), self.handle,
+                               'a virtual machine runs')
         rows, _ = self.doctor('--repair', code=1)
         self.assertFalse(rows['no-request']['safe'])
         self.assertEqual([self.handle], [*self.mdevs()])
@@ -178,10 +176,8 @@ class HandleTest(ReconcileCase):
         self.lose_request(self.server)
         self.keystone.log_in(self.driver._conf, 'http://127.0.0.1:9/v3')
         self.end_agent()
-        lines = self.reports()
-        self.assert_named_once(lines, '0 allocated in Placement, 1 bound')
-        self.assert_named_once(lines, 'host: 1')
-        self.assertEqual(2, len(lines))
+        (line,) = self.reports()
+        self.assertIn('0 allocated in Placement, 1 bound', line)
         self.assertEqual([self.handle], [*self.mdevs()])
         self.assertEqual(1, self.log.output.count(
             'Cannot read the accelerator requests'))
@@ -224,7 +220,7 @@ class HandleTest(ReconcileCase):
         self.assertEqual({'allocated'}, set(rows))
         # As Nova deletes them: no generation changes.
         self.cloud.placement.delete(f'/allocations/{_UUID}')
-        self.assert_named_once(self.reports(), 'There are no differences')
+        self.assertEqual([], self.reports())
         self.doctor()
 
     def test_what_is_made_by_hand_is_left_alone(self):
@@ -321,7 +317,7 @@ class LostJournalTest(ReconcileCase):
     def test_a_corrupt_one_is_made_again(self):
         host_files.damage(self.state_path, self.gpu, '{')
         self.end_agent()
-        self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
+        self.assert_named_once(self.reports(), 'lost claims', *self.mdevs())
         # An operator has to look at the GPU before it gets more servers.
         self.assertEqual({'1g.10gb': (7, 7), '3g.40gb': (2, 2)},
                          self.reserved())
@@ -352,7 +348,8 @@ class LostVfioJournalTest(ReconcileCase):
         (bound,) = self.journal()
         host_files.damage(self.state_path, '0000:31:00.0')
         self.end_agent()
-        self.assert_named_once(self.reports(), '1 handles on 1 GPUs')
+        self.assert_named_once(self.reports(), 'lost claims',
+                               bound['handle'])
         # The agent cannot know the time of the bind.
         self.assertEqual([dict(bound, since=None)], self.journal())
         self.cloud.unbind(server)
