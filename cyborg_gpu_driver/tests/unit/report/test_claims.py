@@ -37,24 +37,20 @@ def _tree(**servers):
 
 class MixedTest(base.BaseTestCase):
 
-    def mixed(self, bound, **servers):
-        return capacity.mixed(_tree(**servers), 'host', _GPU, bound)
-
-    def test_one_project(self):
-        self.assertEqual('', self.mixed(
-            4, small={'one': ('a', 1), 'two': ('a', 2)},
-            large={'three': ('a', 1)}, other={'four': ('b', 1)}))
-
-    def test_two_projects_on_different_profiles(self):
-        self.assertIn('projects a and b', self.mixed(
-            2, small={'one': ('b', 1)}, large={'three': ('a', 1)}))
-
-    def test_more_bound_than_allocated(self):
-        self.assertIn('not known', self.mixed(3, small={'one': ('a', 2)}))
-
-    def test_an_allocation_without_a_project(self):
-        self.assertIn('not known', self.mixed(
-            2, small={'one': ('a', 1), 'two': (None, 1)}))
+    def test_projects(self):
+        for bound, servers, said in (
+                (4, {'small': {'one': ('a', 1), 'two': ('a', 2)},
+                     'large': {'three': ('a', 1)},
+                     'other': {'four': ('b', 1)}}, ''),
+                (2, {'small': {'one': ('b', 1)},
+                     'large': {'three': ('a', 1)}}, 'projects a and b'),
+                # More are bound than allocated.
+                (3, {'small': {'one': ('a', 2)}}, 'not known'),
+                (2, {'small': {'one': ('a', 1), 'two': (None, 1)}},
+                 'not known')):
+            found = capacity.mixed(_tree(**servers), 'host', _GPU, bound)
+            self.assertIn(said, found)
+            self.assertEqual(bool(said), bool(found))
 
     def test_placement_is_away(self):
         self.assertIn('no Placement here', capacity.mixed(

@@ -81,10 +81,6 @@ class SteadyTest(base.BaseTestCase):
             device for device in self.steady.thin(self.devices, None, 0)
             if not device.stub])
 
-    def test_a_stub_stays_one(self):
-        stub = build.stub_device(self.devices[0].address)
-        self.assertEqual((stub,), self.steady.thin((stub,), set(), _PLENTY))
-
     def test_a_stub_takes_no_room(self):
         """An unhealthy GPU in use is a stub that has its providers."""
         first, second, *_ = self.devices
