@@ -8,7 +8,6 @@ The fabric manager's socket may be accessible only to root
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
@@ -17,7 +16,6 @@ from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.record import codec
 
 _LIMIT = 1 << 31
 
@@ -98,22 +96,33 @@ def activate(partition_id: int, function: str | None = None) -> None:
 
 
 @privsep.entrypoint
-def partitions(unsupported: bool) -> str:
-    """All partitions, as JSON; see :func:`read_partitions`."""
+def partitions(unsupported: bool
+               ) -> list[tuple[int, list[tuple[int, str | None]], bool, bool]]:
+    """All partitions.
+
+    :returns: for each partition its number, the physical ids and addresses
+        of its GPUs, whether it is active and whether it is supported.
+    """
     session = privileged.machine().fabric
     found = session.partitions()
-    return json.dumps(codec.encode([
-        *found, *(session.unsupported() if unsupported else ())]))
+    return [(item.partition_id,
+             [(member.physical_id,
+               None if member.address is None else str(member.address))
+              for member in item.members], item.active, item.supported)
+            for item in (*found, *(session.unsupported() if unsupported
+                                   else ()))]
 
 
 def read_partitions(unsupported: bool = False
                     ) -> tuple[model.FabricPartition, ...]:
-    """All partitions of the fabric manager.
-
-    :param unsupported: whether those are included whose hardware has failed.
+    """The result of :func:`partitions` as :class:`fabric.Partition` objects.
     """
-    return codec.decode(tuple[model.FabricPartition, ...],
-                        json.loads(partitions(unsupported)))
+    return tuple(
+        model.FabricPartition(number, tuple(
+            model.FabricMember(physical_id,
+                               address and model.PciAddress.parse(address))
+            for physical_id, address in members), active, supported)
+        for number, members, active, supported in partitions(unsupported))
 
 
 @privsep.entrypoint
