@@ -294,12 +294,9 @@ def _expected(schema: Any) -> str:
         return f'{", ".join(others)} or {last}' if others else last
     if 'anyOf' in schema:
         return ', or '.join(map(_expected, schema['anyOf']))
-    kinds = schema.get('type')
-    if isinstance(kinds, list):
-        return f'{_expected({**schema, "type": kinds[0]})}, or null'
     text = {'string': 'text', 'object': 'a mapping', 'array': 'a list',
             'number': 'a number', 'integer': 'a whole number'}.get(
-                kinds, 'something else')
+                schema.get('type'), 'something else')
     kind, unit = (('Length', 'character') if text == 'text'
                   else ('Properties', 'key'))
     return text + _length(schema.get(f'min{kind}'), schema.get(f'max{kind}'),
