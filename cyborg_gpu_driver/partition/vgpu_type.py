@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Iterable
@@ -23,11 +24,13 @@ from cyborg_gpu_driver.partition import vgpu_name
 
 def is_mig_backed(entry: model.VgpuType) -> bool:
     """Whether it needs a GPU instance; by name if NVML does not say."""
+    if entry.gi_profile_id is not None:
+        return True
     named = parsed(entry.name)
-    return (entry.gi_profile_id is not None
-            or named is not None and named.slices is not None)
+    return named is not None and named.slices is not None
 
 
+@functools.lru_cache(1024)
 def parsed(text: str) -> names.VgpuTypeName | None:
     """Return the parts of a type's name; None for a name of unknown form."""
     try:

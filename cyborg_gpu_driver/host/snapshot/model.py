@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
 from collections.abc import Mapping
 
@@ -359,7 +360,7 @@ class Gpu:
     problems: tuple[str, ...] = ()
     """What could not be read, as text; empty on a healthy GPU."""
 
-    @property
+    @functools.cached_property
     def vgpus(self) -> tuple[Vgpu, ...]:
         """Every live vGPU on this GPU, of either framework."""
         found = [Vgpu(mdev.parent, mdev.type_id, mdev.uuid)
@@ -371,7 +372,7 @@ class Gpu:
         return tuple(sorted(found, key=lambda vgpu: (
             vgpu.function, vgpu.type_id, vgpu.uuid or '')))
 
-    @property
+    @functools.cached_property
     def all_mdevs(self) -> tuple[Mdev, ...]:
         """Every mdev on this GPU, on itself and on its VFs."""
         return self.mdevs + tuple(

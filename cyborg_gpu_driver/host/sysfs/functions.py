@@ -8,8 +8,9 @@ import collections
 import dataclasses
 import re
 from collections.abc import Collection
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import problems as problems_module
@@ -266,22 +267,17 @@ class FunctionReader:
                 if counted:
                     on_gpu = tree.available(gpu.address, on_gpu)
         vfs = []
-        sample: tuple[model.MdevType, ...] = ()
+        sample: dict[str, Any] = {}
         for function in gpu.vfs:
-            noted = problems_module.Problems()
-            with noted.noted('mdevs'):
-                function = dataclasses.replace(
-                    function, mdevs=mdevs.get(function.address, ()))
-                types = tree.types(function.address)
-                function = dataclasses.replace(
-                    function, mdev_types=types, current_vgpu_type=None
-                    if types else tree.current_vgpu_type(function.address))
-                if counted:
-                    function = _counted(tree, function, sample)
-                    if not (function.mdevs or detail):
-                        sample = function.mdev_types
-            vfs.append(_with_problems(function, noted))
-        vfs = _with_vendors(tree, vfs, detail)
+            noted = problems_module.Problems(filter(None, [function.problem]))
+            found: dict[str, Any] = {}
+            with noted.noted('vGPUs'):
+                # What was read before an error stays.
+                found.update(_vgpu_facts(
+                    tree, function.address, mdevs.get(function.address, ()),
+                    counted, {} if detail else sample))
+            vfs.append(dataclasses.replace(
+                function, **found, problem='; '.join(noted.all())))
         if vfs and all(function.problem for function in vfs):
             # Otherwise the others tell what the GPU has and can have.
             problems.add(f'virtual function {vfs[0].address}: '
@@ -303,9 +299,9 @@ class FunctionReader:
                 known.groups.pop(address, None)
                 known.tree.forget(address)
             group = self._group(known, address)
-        return _with_problems(model.VirtualFunction(
-            address=address, index=index, driver=driver, iommu_group=group),
-            noted)
+        return model.VirtualFunction(
+            address=address, index=index, driver=driver, iommu_group=group,
+            problem='; '.join(noted.all()))
 
     def _group(self, known: _Known, address: model.PciAddress) -> int | None:
         if address not in known.groups:
@@ -313,52 +309,40 @@ class FunctionReader:
         return known.groups[address]
 
 
-def _counted(tree: MdevTree, function: model.VirtualFunction,
-             sample: tuple[model.MdevType, ...]) -> model.VirtualFunction:
-    """Return a virtual function with how many more vGPUs it takes now."""
-    types = function.mdev_types
-    if function.mdevs:
-        # A virtual function takes only one vGPU.
-        types = tuple(dataclasses.replace(mdev_type, available=0)
-                      for mdev_type in types)
-    elif [item.type_id for item in sample] == [
-            item.type_id for item in types]:
-        types = sample
-    else:
-        types = tree.available(function.address, types)
-    return dataclasses.replace(function, mdev_types=types)
-
-
-def _with_vendors(tree: MdevTree, functions: Iterable[model.VirtualFunction],
-                  detail: bool) -> list[model.VirtualFunction]:
-    """Return the functions with what the vendor's VFIO driver reports.
+def _vgpu_facts(tree: MdevTree, address: model.PciAddress,
+                mdevs: tuple[model.Mdev, ...], counted: bool,
+                sample: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields about the vGPU of a virtual function, by name.
 
     A function that has a vGPU takes no other, whatever its list says.
+
+    :param counted: whether to read how many more mdevs it can have.
+    :param sample: what other empty functions of the GPU can create.
     """
-    found, sample = [], None
-    for function in functions:
-        noted = problems_module.Problems()
-        address = function.address
-        with noted.noted('vGPUs'):
-            if function.current_vgpu_type:
-                function = dataclasses.replace(
-                    function, creatable_types=(),
-                    gpu_instance_id=tree.vgpu_output(address,
-                                                     'gpu_instance_id'),
-                    placement_id=tree.vgpu_output(address, 'placement_id'))
-            elif function.current_vgpu_type == 0:
-                if sample is None or detail:
-                    sample = tree.creatable_types(address)
-                function = dataclasses.replace(function,
-                                               creatable_types=sample)
-        found.append(_with_problems(function, noted))
-    return found
-
-
-def _with_problems(function: model.VirtualFunction,
-                   noted: problems_module.Problems) -> model.VirtualFunction:
-    return dataclasses.replace(function, problem='; '.join(
-        dict.fromkeys(filter(None, (function.problem, *noted.all())))))
+    yield 'mdevs', mdevs
+    types = tree.types(address)
+    yield 'mdev_types', types
+    if types and not counted:
+        return
+    if mdevs:
+        yield 'mdev_types', tuple(dataclasses.replace(kind, available=0)
+                                  for kind in types)
+    elif types:
+        names = [kind.type_id for kind in types]
+        if names != sample.get('names'):
+            sample.update(names=names, types=tree.available(address, types))
+        yield 'mdev_types', sample['types']
+    else:
+        current = tree.current_vgpu_type(address)
+        yield 'current_vgpu_type', current
+        if current:
+            yield 'creatable_types', ()
+            for name in ('gpu_instance_id', 'placement_id'):
+                yield name, tree.vgpu_output(address, name)
+        elif current == 0:
+            if 'creatable' not in sample:
+                sample['creatable'] = tree.creatable_types(address)
+            yield 'creatable_types', sample['creatable']
 
 
 def _framework(on_gpu: Collection[model.MdevType],
