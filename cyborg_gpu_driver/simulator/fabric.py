@@ -92,9 +92,11 @@ class Manager:
 
     def partitions(self) -> dict[int, tuple[int, ...]]:
         """The partitions of which the host has all GPUs."""
+        there = {self._machine.host.module(gpu.address)
+                 for gpu in self._machine.gpus if gpu.on_switches}
         return {number: gpus for number, gpus
                 in table(self._architecture).items()
-                if all(map(self.gpu, gpus))}
+                if there.issuperset(gpus)}
 
     # Start of the fabric manager
 

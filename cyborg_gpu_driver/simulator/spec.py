@@ -9,6 +9,8 @@ this module. Memory is in MiB.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 
 ENGINES = ('decoders', 'encoders', 'jpeg', 'ofa')
 """Media engines, which are divided among the instances."""
@@ -226,10 +228,13 @@ class Host:
 
     def module(self, address: str) -> int:
         """Module id of a GPU on the baseboard; 0 for any other GPU."""
-        board = [gpu.address for gpu in self.gpus
-                 if any(self.gpu(peer) is None for peer in gpu.nvlink_peers)]
-        return (_MODULES[board.index(address) % len(_MODULES)]
-                if address in board else 0)
+        return self._modules.get(address, 0)
+
+    @functools.cached_property
+    def _modules(self) -> dict[str, int]:
+        board = (gpu.address for gpu in self.gpus
+                 if any(self.gpu(peer) is None for peer in gpu.nvlink_peers))
+        return dict(zip(board, itertools.cycle(_MODULES), strict=False))
 
     def pci_id(self, address: str) -> int:
         """Device id and vendor id of a function, as NVML packs them."""

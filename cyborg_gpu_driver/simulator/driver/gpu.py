@@ -67,8 +67,7 @@ class Gpu:
     @property
     def on_switches(self) -> bool:
         """Whether the GPU's NVLinks lead to NVSwitches."""
-        return any(self.machine.host.gpu(peer) is None
-                   for peer in self.spec.nvlink_peers)
+        return self.machine.host.module(self.address) != 0
 
     def vfs(self) -> tuple[str, ...]:
         """The addresses of the virtual functions that exist now."""
