@@ -119,6 +119,10 @@ class GpuInstanceProfile:
     capabilities: int = 0
     """``isP2pSupported``, or the capability bits that replaced it."""
 
+    def __hash__(self) -> int:
+        # Plans look a profile up often, and two of a GPU differ in this.
+        return self.profile_id
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ComputeInstance:
@@ -218,6 +222,9 @@ class VgpuType:
     """Its possible placement ids in mixed-size mode, ascending."""
     free_placements: tuple[int, ...] | None = None
     """Free placements (nvmlDeviceGetVgpuTypeCreatablePlacements), if read."""
+
+    def __hash__(self) -> int:
+        return self.type_id
 
     @property
     def mdev_type_id(self) -> str:

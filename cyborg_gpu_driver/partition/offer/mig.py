@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
     types = vgpu_type.of_mode(gpu, policy.mode)
     kinds = _kinds(gpu.mig, types, policy)
     room = _Room(gpu, gpu.mig, types, held)
-    for kind, most, own in _handles(gpu, policy, kinds, room):
+    for kind, most, own in _handles(gpu, gpu.mig, policy, kinds):
         total = len(own) if gpu.vfs else most
         in_use = room.in_use(kind)
         yield offer.Offer(
@@ -110,13 +111,12 @@ def short_of_functions(gpu: model.Gpu, policy: policies.Policy
     if gpu.mig is None:
         return []
     types = vgpu_type.of_mode(gpu, policy.mode)
-    room = _Room(gpu, gpu.mig, types, ())
     return [f'{kind.name} has {len(own)} of {most} attach handles, because '
             'each handle that can be bound at the same time needs a virtual '
             f'function, and this GPU has {len(gpu.vfs)}; name fewer profiles '
             'to get all handles'
             for kind, most, own in _handles(
-                gpu, policy, _kinds(gpu.mig, types, policy), room)
+                gpu, gpu.mig, policy, _kinds(gpu.mig, types, policy))
             if 0 < len(own) < most]
 
 
@@ -177,12 +177,13 @@ def _total(policy: policies.Policy, kind: _Kind) -> int:
     return min(filter(None, told), default=0)
 
 
-def _handles(gpu: model.Gpu, policy: policies.Policy,
-             kinds: Sequence[_Kind], room: _Room
+def _handles(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
+             kinds: tuple[_Kind, ...]
              ) -> Iterator[tuple[_Kind, int, tuple[model.PciAddress, ...]]]:
     """Yield each kind, the most that the GPU can have, and its functions."""
     demands = [vgpu_type.Demand(_total(policy, kind), group)
-               for kind, group in zip(kinds, room.groups(kinds), strict=True)]
+               for kind, group in zip(kinds, _groups(mig.profiles, kinds),
+                                      strict=True)]
     for kind, demand, own in zip(
             kinds, demands, vgpu_type.assign(gpu.vfs, demands), strict=True):
         yield kind, demand.total, own
@@ -209,7 +210,7 @@ class _Room:
                  held: Sequence[offer.Held]) -> None:
         self._gpu = gpu
         self._instances = mig.instances
-        self._grid = geometry.Geometry(mig.profiles)
+        self._grid = geometry.of_grid(mig.profiles).grid
         self._occupancy = self._grid.occupancy_of(mig.instances)
         self._types = {entry.mdev_type_id: entry for entry in types}
         self._held = collections.defaultdict(list)
@@ -251,22 +252,26 @@ class _Room:
                    for vgpu in self._gpu.vgpus)
         return max(0, (entry.per_instance or 1) - max(len(there), told))
 
-    def groups(self, kinds: Sequence[_Kind]) -> list[int]:
-        """Return a group number per kind; different groups never coexist."""
-        groups = list(range(len(kinds)))
-        for one, other in itertools.combinations(range(len(kinds)), 2):
-            if (groups[one] != groups[other]
-                    and self._coexist(kinds[one], kinds[other])):
-                joined = groups[other]
-                groups = [groups[one] if group == joined else group
-                          for group in groups]
-        return groups
 
-    def _coexist(self, one: _Kind, other: _Kind) -> bool:
-        if (one.profile is other.profile and one.sharing and other.sharing
-                and one.sharing.framebuffer_mib
-                == other.sharing.framebuffer_mib):
-            return True
-        return any(self._grid.free_placements(
-            geometry.EMPTY.add(one.profile, placement), other.profile)
-            for placement in one.profile.placements)
+@functools.lru_cache(256)
+def _groups(profiles: tuple[model.GpuInstanceProfile, ...],
+            kinds: tuple[_Kind, ...]) -> tuple[int, ...]:
+    """Return a group number per kind; different groups never coexist."""
+    grid = geometry.of_grid(profiles).grid
+    groups = list(range(len(kinds)))
+    for one, other in itertools.combinations(range(len(kinds)), 2):
+        if (groups[one] != groups[other]
+                and _coexist(grid, kinds[one], kinds[other])):
+            joined = groups[other]
+            groups = [groups[one] if group == joined else group
+                      for group in groups]
+    return tuple(groups)
+
+
+def _coexist(grid: geometry.Geometry, one: _Kind, other: _Kind) -> bool:
+    if (one.profile is other.profile and one.sharing and other.sharing
+            and one.sharing.framebuffer_mib == other.sharing.framebuffer_mib):
+        return True
+    return any(grid.free_placements(
+        geometry.EMPTY.add(one.profile, placement), other.profile)
+        for placement in one.profile.placements)
