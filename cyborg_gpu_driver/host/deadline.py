@@ -36,6 +36,9 @@ def run(owner: Hashable, seconds: float, name: str,
         undo: Callable[[], object] | None = None) -> Any:
     """Call ``function`` in the thread of ``owner`` and wait for the answer.
 
+    Within such a call, another call of the same owner is made at once, and
+    the time of the first one counts for both.
+
     :param owner: what the call concerns: the address of a GPU, or a text.
     :param undo: called in the thread if the function returns too late, when
         nobody uses its answer.
@@ -43,7 +46,16 @@ def run(owner: Hashable, seconds: float, name: str,
         ``owner`` has not returned yet. A call that has begun may still take
         effect later; a call that has not begun is never made.
     """
-    return _worker(owner).run(seconds, _Call(name, function, arguments), undo)
+    worker = _worker(owner)
+    if worker is getattr(_here, 'worker', None):
+        return worker.continue_with(name, function, *arguments)
+    return worker.run(seconds, _Call(name, function, arguments), undo)
+
+
+def owner() -> Hashable | None:
+    """Return whose thread this is; None in all other threads."""
+    worker = getattr(_here, 'worker', None)
+    return worker and worker.owner
 
 
 def stuck(owners: Collection[Hashable] | None = None) -> tuple[str, ...]:
@@ -105,13 +117,15 @@ class _Worker:
     """The thread of one owner."""
 
     def __init__(self, owner: Hashable) -> None:
+        self.owner = owner
         self._owner = owner if isinstance(owner, str) else f'GPU {owner}'
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._late: tuple[_Call, float] | None = None
         """A call that did not end in time, and its time limit in seconds."""
-        threading.Thread(
-            target=_work, args=(self._calls,), daemon=True,
-            name=f'cyborg-gpu-nvml {owner}').start()
+        self._call: _Call | None = None
+        """The call that is being made."""
+        threading.Thread(target=self._work, daemon=True,
+                         name=f'cyborg-gpu-nvml {owner}').start()
 
     @property
     def stuck(self) -> str:
@@ -147,6 +161,25 @@ class _Worker:
         LOG.error('%s. No other call is made until that one returns.', error)
         raise error
 
+    def continue_with(self, name: str, function: Callable[..., Any],
+                      *arguments: Any) -> Any:
+        """Make a call as a part of the present one.
+
+        :raises NvmlNotAnswering: if nobody waits for the answer any more.
+        """
+        call, late = self._call, self._late
+        assert call is not None
+        if late is not None and late[0] is call:
+            raise self._error(call.name, late[1])
+        call.name = name
+        return function(*arguments)
+
+    def _work(self) -> None:
+        _here.worker = self
+        while True:
+            self._call = self._calls.get()
+            self._call.make()
+
     def _refuse_while_stuck(self) -> None:
         late = self._late
         if late is None:
@@ -165,17 +198,13 @@ class _Worker:
             seconds=f'{math.ceil(10 * seconds) / 10:g}')
 
 
-def _work(calls: Any) -> None:
-    while True:
-        calls.get().make()
-
-
 def _count_missed() -> None:
     global _missed
     with _making:
         _missed += 1
 
 
+_here = threading.local()
 _workers: dict[Hashable, _Worker] = {}
 _making = threading.Lock()
 _missed = 0

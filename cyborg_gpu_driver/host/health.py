@@ -42,36 +42,36 @@ def read(nvml: nvml_module.NvmlSession, address: model.PciAddress
     prints "Unknown Error"). A GPU that does not answer is not queried
     further.
     """
-    with nvml.about(address):
-        asked = _Questions(nvml, address)
-        # Newer GPUs do not report thresholds (nvml.h, Ada).
-        slowdown, shutdown = (
-            asked.ask('nvmlDeviceGetTemperatureThreshold', kind)
-            for kind in (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
-                         pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN))
-        # A GPU remaps rows or retires pages. A GPU in MIG mode does not
-        # support the call for rows while it has instances (nvml.h).
-        rows = asked.ask('nvmlDeviceGetRemappedRows')
-        retired = None if rows else asked.ask(
-            'nvmlDeviceGetRetiredPagesPendingStatus')
-        reasons = asked.ask('nvmlDeviceGetCurrentClocksEventReasons')
-        return asked.facts(
-            ecc_uncorrected=asked.ask(
-                'nvmlDeviceGetTotalEccErrors',
-                pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                pynvml.NVML_VOLATILE_ECC),
-            remapped_rows=rows and rows[0] + rows[1],
-            remap_pending=rows and bool(rows[2]),
-            remap_failed=rows and bool(rows[3]),
-            retired_pending=None if retired is None else bool(retired),
-            temperature=asked.ask('nvmlDeviceGetTemperature',
-                                  pynvml.NVML_TEMPERATURE_GPU),
-            slowdown_temperature=slowdown, shutdown_temperature=shutdown,
-            thermal_slowdown=None if reasons is None else bool(
-                reasons & pynvml.nvmlClocksEventReasonHwThermalSlowdown),
-            recovery_action=_field(asked.ask(
-                'nvmlDeviceGetFieldValues',
-                [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])))
+    try:
+        return nvml.in_turn(address, _read, nvml, address)
+    except exception.NvmlError as error:
+        is_silent = error.symbol == _SILENT
+        return condition.Facts(answered=is_silent, not_answering=is_silent)
+
+
+def _read(nvml: nvml_module.NvmlSession, address: model.PciAddress
+          ) -> condition.Facts:
+    asked = _Questions(nvml, address)
+    # A GPU remaps rows or retires pages. A GPU in MIG mode does not
+    # support the call for rows while it has instances (nvml.h).
+    rows = asked.ask('nvmlDeviceGetRemappedRows')
+    retired = None if rows else asked.ask(
+        'nvmlDeviceGetRetiredPagesPendingStatus')
+    reasons = asked.ask('nvmlDeviceGetCurrentClocksEventReasons')
+    return asked.facts(
+        ecc_uncorrected=asked.ask(
+            'nvmlDeviceGetTotalEccErrors',
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC),
+        remapped_rows=rows and rows[0] + rows[1],
+        remap_pending=rows and bool(rows[2]),
+        remap_failed=rows and bool(rows[3]),
+        retired_pending=None if retired is None else bool(retired),
+        thermal_slowdown=None if reasons is None else bool(
+            reasons & pynvml.nvmlClocksEventReasonHwThermalSlowdown),
+        recovery_action=_field(asked.ask(
+            'nvmlDeviceGetFieldValues',
+            [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])))
 
 
 class _Questions:
@@ -93,10 +93,12 @@ class _Questions:
 
         A lost GPU is not queried further, because each answer may take long.
         """
-        if self._device is None or self._failures & {_LOST, _SILENT}:
+        if self._device is None or _LOST in self._failures:
             return None
         try:
             answer = self._nvml.call(call, self._device, *arguments)
+        except exception.NvmlNotAnswering:
+            raise
         except exception.NvmlError as error:
             if error.symbol not in gate.ABSENT:
                 self._failures.add(error.symbol)
@@ -109,10 +111,8 @@ class _Questions:
         lost = _LOST in self._failures or (
             _UNKNOWN in self._failures and not self._answered)
         return condition.Facts(
-            answered=self._answered or lost or bool(
-                self._failures & {_RESET, _SILENT}),
-            lost=lost, not_answering=_SILENT in self._failures,
-            reset_required=_RESET in self._failures, **facts)
+            answered=self._answered or lost or _RESET in self._failures,
+            lost=lost, reset_required=_RESET in self._failures, **facts)
 
 
 def _field(values: Any) -> int | None:

@@ -62,10 +62,9 @@ def guests(machine: platform.Platform, gpu: model.Gpu
     """Return the vGPUs of a GPU that guests run."""
     nvml = machine.nvml
     # A vGPU's number does not show which GPU a call concerns.
-    with nvml.about(gpu.address):
-        return tuple(_guest(nvml, gpu.framework, vgpu) for vgpu in
-                     nvml.optional('nvmlDeviceGetActiveVgpus',
-                                   nvml.device(gpu.address)) or ())
+    return nvml.in_turn(gpu.address, lambda: tuple(
+        _guest(nvml, gpu.framework, vgpu) for vgpu in nvml.optional(
+            'nvmlDeviceGetActiveVgpus', nvml.device(gpu.address)) or ()))
 
 
 def _guest(nvml: nvml_module.NvmlSession, framework: model.Framework,

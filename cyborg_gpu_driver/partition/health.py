@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 import re
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -341,9 +340,6 @@ def _codes(facts: condition.Facts) -> Iterator[str]:
     """Yield the codes of what the GPU's answers show, worst first."""
     yield from facts.pci
     action = facts.recovery_action
-    limits = [limit for limit in (facts.slowdown_temperature,
-                                  facts.shutdown_temperature)
-              if limit is not None]
     for is_seen, code in (
             (facts.remap_failed, REMAP_FAILED),
             (facts.not_answering, NOT_ANSWERING), (facts.lost, LOST),
@@ -353,9 +349,7 @@ def _codes(facts: condition.Facts) -> Iterator[str]:
             (facts.remap_pending, 'REMAP_PENDING'),
             (facts.retired_pending, 'RETIRED_PENDING'),
             (facts.ecc_uncorrected, 'ECC'),
-            (facts.thermal_slowdown or facts.temperature is not None
-             and facts.temperature >= min(limits, default=math.inf),
-             'THERMAL')):
+            (facts.thermal_slowdown, 'THERMAL')):
         if is_seen:
             yield code
 

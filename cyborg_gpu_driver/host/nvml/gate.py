@@ -168,6 +168,10 @@ class Gate:
 
         :param seconds: how long to wait while others have NVML to themselves.
         """
+        if deadline.owner() is not None:
+            # Who waits for this thread keeps the session.
+            yield
+            return
         self._enter(self.access.timeout if seconds is None else seconds)
         try:
             yield

@@ -96,17 +96,17 @@ class GpuReader:
         return [self._noted(item) for item in read]
 
     def _attempt(self, gpu: model.Gpu, detail: bool) -> Reading:
-        try:
-            with self._nvml.about(gpu.address):
-                try:
-                    return self._read_once(gpu, detail)
-                except exception.NvmlError as error:
-                    if error.symbol in _FINAL:
-                        raise
-                    self._nvml.forget(gpu.address)
-                return self._read_once(gpu, detail)
-        except exception.NvmlError as error:
-            return Reading(gpu, error=error)
+        """Read a GPU, and once more with another handle if that may help."""
+        for is_last in (False, True):
+            try:
+                return self._nvml.in_turn(gpu.address, self._read_once, gpu,
+                                          detail)
+            except exception.NvmlError as error:
+                found = error
+                if is_last or error.symbol in _FINAL:
+                    break
+                self._nvml.forget(gpu.address)
+        return Reading(gpu, error=found)
 
     def _read_once(self, gpu: model.Gpu, detail: bool) -> Reading:
         problems = problems_module.Problems()
@@ -260,8 +260,8 @@ class GpuReader:
         if not gpu.mixed_sizes:
             return gpu
         try:
-            with self._nvml.about(gpu.address):
-                return self._free_placements(gpu, problems)
+            return self._nvml.in_turn(gpu.address, self._free_placements, gpu,
+                                      problems)
         except exception.NvmlNotAnswering as error:
             problems.add(f'NVML: {error}')
             return gpu
@@ -295,10 +295,11 @@ class GpuReader:
             return (), False
         if known.links is None:
             try:
-                with self._nvml.about(address), problems.noted('NVLink'):
+                with problems.noted('NVLink'):
                     known = dataclasses.replace(
-                        known, links=self._static.links(
-                            self._nvml.device(address)))
+                        known, links=self._nvml.in_turn(
+                            address, lambda: self._static.links(
+                                self._nvml.device(address))))
                     self._known[address] = known
             except exception.NvmlNotAnswering as error:
                 problems.add(f'NVML: {error}')

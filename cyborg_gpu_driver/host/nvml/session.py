@@ -14,14 +14,11 @@ take turns: seen on an H100 and an H200, driver 580.159.04.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import logging
-import threading
-import time
+from collections.abc import Callable
 from collections.abc import Hashable
-from collections.abc import Iterator
 from typing import Any
 
 import pynvml
@@ -77,7 +74,7 @@ class NvmlSession(gate.Gate, nvml_mig.MigCalls):
     """One session with NVML, shared by the threads of a process.
 
     :param timeout: seconds for one call, and for all calls together in a
-        block of :meth:`about`.
+        :meth:`in_turn`.
     """
 
     def __init__(self, timeout: float = TIMEOUT,
@@ -149,19 +146,17 @@ class NvmlSession(gate.Gate, nvml_mig.MigCalls):
             session.owners[nvml_mig.pointer(answer)] = owner
         return answer
 
-    @contextlib.contextmanager
-    def about(self, address: model.PciAddress) -> Iterator[None]:
-        """Limit the total time of the calls in the block about one GPU.
+    def in_turn(self, address: model.PciAddress, function: Callable[..., Any],
+                *arguments: Any) -> Any:
+        """Call a function in the thread of a GPU, with all its calls of NVML.
 
         Together they may take as long as a single call otherwise. Calls that
         do not name a GPU by a handle count as calls about this GPU.
         """
-        before = getattr(_here, 'about', None)
-        _here.about = (address, time.monotonic() + self.timeout)
-        try:
-            yield
-        finally:
-            _here.about = before
+        with self.kept():
+            self._opened()
+            return deadline.run(address, self.timeout, 'a series of calls',
+                                function, *arguments)
 
     def belongs(self, handle: Any, owner: Any) -> None:
         """Record that ``handle`` is of the same GPU as ``owner``.
@@ -173,17 +168,16 @@ class NvmlSession(gate.Gate, nvml_mig.MigCalls):
             nvml_mig.pointer(owner), gate.NVML)
 
     def _seconds(self, name: str) -> float:
-        """Return how many seconds a call may take from now on."""
-        seconds = self.timeout * _LONG.get(name, 1)
-        about = getattr(_here, 'about', None)
-        if about is None or name in _LONG:
-            return seconds
-        return max(0.0, min(seconds, about[1] - time.monotonic()))
+        """Return how many seconds a call may take."""
+        return self.timeout * _LONG.get(name, 1)
 
     def _opened(self) -> _Open:
         session = self.session
         if session is not None:
             return session
+        if deadline.owner() is not None:
+            # Who waits for this thread opens the session again.
+            raise gate.error(INIT, pynvml.NVML_ERROR_UNINITIALIZED)
         with self.changing:
             if self.session is not None:
                 return self.session
@@ -274,10 +268,4 @@ def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
         owner = f'The GPU with index {first}'
     elif name.startswith('nvmlEventSet'):
         owner = _EVENTS
-    if owner is None:
-        about = getattr(_here, 'about', None)
-        owner = about[0] if about else gate.NVML
-    return owner
-
-
-_here = threading.local()
+    return owner or deadline.owner() or gate.NVML

@@ -62,18 +62,21 @@ class TelemetryReader:
 
     def read(self, address: model.PciAddress) -> Sample | None:
         """Read the metrics of a GPU; None if NVML cannot be opened."""
-        with self._nvml.kept(0), self._nvml.about(address):
+        with self._nvml.kept(0):
             if self._nvml.problem() is not None:
                 return None
             try:
-                device = self._nvml.device(address)
-                return Sample(self._nvml.uuid(device), (
-                    *self._board(device), *self._instances(device),
-                    *self._vgpus(address, device)))
+                return self._nvml.in_turn(address, self._read, address)
             except exception.NvmlError:
                 # The handle may be invalid, for example after a reset.
                 self._nvml.forget(address)
                 raise
+
+    def _read(self, address: model.PciAddress) -> Sample:
+        device = self._nvml.device(address)
+        return Sample(self._nvml.uuid(device), (
+            *self._board(device), *self._instances(device),
+            *self._vgpus(address, device)))
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Return the answer of a call; None if there is none."""

@@ -104,10 +104,7 @@ PCI = frozenset({UNREACHABLE, FATAL, LANES})
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The answers of one GPU at one moment; None stands for no answer.
-
-    Temperatures are in degrees Celsius.
-    """
+    """The answers of one GPU at one moment; None stands for no answer."""
 
     answered: bool = False
     """Whether the GPU gave any answer; if not, nothing is known about it."""
@@ -127,9 +124,6 @@ class Facts:
     """A row could not be remapped, because no spare row is left for it."""
     retired_pending: bool | None = None
     """Whether pages wait for a reset to be retired (before Ampere)."""
-    temperature: int | None = None
-    slowdown_temperature: int | None = None
-    shutdown_temperature: int | None = None
     thermal_slowdown: bool | None = None
     """The hardware reduces its clocks by half or more because of heat."""
     recovery_action: int | None = None

@@ -30,7 +30,7 @@ LARGE = 3
 PER_HOST = 3
 """One call to NVML, and two to the fabric manager."""
 PER_GPU = 8
-PER_CHECK = 7
+PER_CHECK = 5
 """The calls that ask one GPU for its health."""
 PER_INSTANCE = 2
 PER_BIND = 8 + PER_GPU + 7 * PER_INSTANCE

@@ -86,6 +86,27 @@ class DeadlineTest(base.LogTestCase):
         self.run_it(done.append, 2)
         self.assertEqual([2], done)
 
+    def test_a_call_within_a_call_ends_with_it(self):
+        done = []
+
+        def several(wait):
+            deadline.run(self.owner, 0, 'inner', wait)
+            deadline.run(self.owner, 0, 'more', done.append,
+                         deadline.owner())
+
+        self.run_it(several, int)
+        self.assertEqual([self.owner], done)
+        self.assertIsNone(deadline.owner())
+        error = self.assertRaises(
+            exception.NvmlNotAnswering, self.run_it, several,
+            self.release.wait, seconds=_SHORT)
+        self.assertEqual('inner', error.call)
+        late = deadline._worker(self.owner)._late[0].answer
+        self.release.set()
+        self.assertIsInstance(late.exception(scope.HANG),
+                              exception.NvmlNotAnswering)
+        self.assertEqual(1, len(done))
+
     def test_a_child_has_threads_of_its_own(self):
         self.block()
         child = os.fork()

@@ -23,8 +23,7 @@ _AER = ('Undefined 0\nDLP 0\nSDES 0\nTLP 1\nFCP 0\nCmpltTO 2\n'
         'TOTAL_ERR_FATAL {}\n')
 _CLEAN = condition.Facts(
     answered=True, ecc_uncorrected=0, remapped_rows=0, remap_pending=False,
-    remap_failed=False, temperature=31, slowdown_temperature=89,
-    shutdown_temperature=92, thermal_slowdown=False, recovery_action=0)
+    remap_failed=False, thermal_slowdown=False, recovery_action=0)
 
 
 class HealthTest(base.SimulatedTestCase):
@@ -42,8 +41,7 @@ class HealthTest(base.SimulatedTestCase):
                                 recovery=2)
         self.assertEqual(dataclasses.replace(
             _CLEAN, ecc_uncorrected=4, remapped_rows=3, remap_pending=True,
-            temperature=90, thermal_slowdown=True,
-            recovery_action=2), self.read())
+            thermal_slowdown=True, recovery_action=2), self.read())
         self.machine.set_remapped_rows(self.name, failed=True)
         self.assertEqual((False, True), (self.read().remap_pending,
                                          self.read().remap_failed))
@@ -72,13 +70,11 @@ class HealthTest(base.SimulatedTestCase):
 
     def test_what_a_driver_does_not_have_is_left_out(self):
         for call in ('nvmlDeviceGetFieldValues',
-                     'nvmlDeviceGetCurrentClocksEventReasons',
-                     'nvmlDeviceGetTemperatureThreshold'):
+                     'nvmlDeviceGetCurrentClocksEventReasons'):
             self.machine.faults.fail(
                 call, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, times=None)
         self.assertEqual(dataclasses.replace(
-            _CLEAN, slowdown_temperature=None, shutdown_temperature=None,
-            thermal_slowdown=None, recovery_action=None), self.read())
+            _CLEAN, thermal_slowdown=None, recovery_action=None), self.read())
 
     def test_where_an_instance_lies(self):
         self.machine.gpu(self.name)

@@ -13,9 +13,8 @@ from cyborg_gpu_driver.partition import health
 
 _CLEAN = condition.Facts(
     answered=True, ecc_uncorrected=0, remap_pending=False,
-    remap_failed=False, retired_pending=False, temperature=40,
-    slowdown_temperature=89, shutdown_temperature=92,
-    thermal_slowdown=False, recovery_action=0)
+    remap_failed=False, retired_pending=False, thermal_slowdown=False,
+    recovery_action=0)
 _OLD_DRIVER = dataclasses.replace(_CLEAN, recovery_action=None)
 _PLACE = model.Placement(2, 2)
 _NOW = 1000.0
@@ -78,9 +77,6 @@ class JudgingTest(base.BaseTestCase):
                 ({'retired_pending': True}, 'RETIRED_PENDING'),
                 ({'ecc_uncorrected': 1}, 'ECC'),
                 ({'thermal_slowdown': True}, 'THERMAL'),
-                ({'temperature': 89}, 'THERMAL'),
-                ({'temperature': 92, 'slowdown_temperature': None},
-                 'THERMAL'),
                 ({'recovery_action': 1}, 'NEEDS_GPU_RESET'),
                 ({'recovery_action': 2}, 'NEEDS_NODE_REBOOT'),
                 ({'recovery_action': 99}, 'NEEDS_ACTION_99')):
@@ -91,10 +87,7 @@ class JudgingTest(base.BaseTestCase):
                 changes)
 
     def test_answers_that_are_well(self):
-        for changes in ({'temperature': 88}, {'recovery_action': 5},
-                        {'temperature': 200, 'slowdown_temperature': None,
-                         'shutdown_temperature': None},
-                        {'remapped_rows': 512}):
+        for changes in {'recovery_action': 5}, {'remapped_rows': 512}:
             self.assertEqual(health.WELL, _after(_facts(**changes)), changes)
 
     def test_a_row_that_cannot_be_remapped_is_for_good(self):
@@ -145,10 +138,11 @@ class HealingTest(base.BaseTestCase):
                          [item.code for item in found])
 
     def test_an_answer_that_gets_well_heals_with_clean_checks(self):
-        conditions = _after_checks((), _facts(temperature=95), 1)
+        conditions = _after_checks((), _facts(thermal_slowdown=True), 1)
         conditions = _after_checks(conditions, _CLEAN, 2)
         self.assertTrue(conditions)
-        conditions = _after_checks(conditions, _facts(temperature=95), 1)
+        conditions = _after_checks(
+            conditions, _facts(thermal_slowdown=True), 1)
         self.assertTrue(_after_checks(conditions, _CLEAN, 2))
         self.assertFalse(_after_checks(conditions, _CLEAN, 3))
 
