@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -15,10 +14,7 @@ import requests
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal import inventory
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.osc import profile
-from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import services
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
@@ -88,7 +84,8 @@ class ProfileCase(base.BaseTestCase):
         self.change(node, 'manage', 'manageable')
         if machine is not None:
             self.change(node, 'inspect', 'inspect wait')
-            self.tell(node, _sent(machine))
+            self.tell(node, {inventory.KEY: inspected.sent(
+                inspected.snapshot(machine), {})})
             self.until(node, 'manageable')
         return node.name
 
@@ -137,15 +134,3 @@ class ProfileCase(base.BaseTestCase):
     def traits(self, name):
         """The traits of a node."""
         return self.baremetal.get_node(name).traits
-
-
-@functools.cache
-def _sent(name):
-    """The inspection data that a simulated machine's ramdisk sends."""
-    machine = simulator.Machine.load(name)
-    opened = platform.open_platform(machine)
-    try:
-        return {inventory.KEY: inspected.sent(
-            reader.HostReader(opened).snapshot(), {})}
-    finally:
-        machine.uninstall()

@@ -30,20 +30,6 @@ class InspectionTest(inspection_case.InspectionCase):
                          found['boards'][0]['model'])
         self.assertIsNone(self.node.resource_class)
 
-    def test_other_boards(self):
-        for name, traits in (
-                ('dgx-a100-40', {
-                    'NVIDIA_20B0', 'GPU_MODEL_A100_SXM4_40GB', 'GPU_COUNT_8',
-                    'GPU_ARCH_AMPERE', 'GPU_MEMORY_40GB', 'GPU_HEALTHY'}),
-                ('t4x4', {
-                    'NVIDIA_1EB8', 'GPU_MODEL_TESLA_T4', 'GPU_COUNT_4',
-                    'GPU_ARCH_TURING', 'GPU_MEMORY_16GB', 'GPU_HEALTHY'})):
-            machine = self.machine(name)
-            self.inspect()
-            self.assertEqual({f'CUSTOM_{trait}' for trait in traits},
-                             self.traits)
-            machine.unload_library()
-
     def test_modes(self):
         machine = self.machine('hgx-h100')
         machine.set_confidential_computing('devtools')

@@ -24,8 +24,6 @@ mig-configs:
   a100-40:
   - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
 """
-PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
-       'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
 # What a node sends. Kept, because reading its many virtual functions is slow.
 _SENT: dict = {}
 

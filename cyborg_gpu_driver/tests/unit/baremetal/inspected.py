@@ -2,6 +2,7 @@
 
 """Simulated machines as an inspection finds them."""
 
+import functools
 import json
 
 from cyborg_gpu_driver.baremetal import inventory
@@ -10,18 +11,16 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
-# By machine. Reading all the virtual functions of a machine takes a while.
-_SNAPSHOTS: dict = {}
 
-
-def snapshot(case, name):
-    """The snapshot of a newly installed machine."""
-    if name not in _SNAPSHOTS:
-        machine = simulator.Machine.load(name)
-        opened = platform.open_platform(machine)
-        case.addCleanup(machine.uninstall)
-        _SNAPSHOTS[name] = reader.HostReader(opened).snapshot()
-    return _SNAPSHOTS[name]
+@functools.cache
+def snapshot(name):
+    """The snapshot of a new machine; kept, because it takes a second."""
+    machine = simulator.Machine.load(name)
+    opened = platform.open_platform(machine)
+    try:
+        return reader.HostReader(opened).snapshot()
+    finally:
+        machine.uninstall()
 
 
 def sent(host, unhealthy=None):
@@ -38,6 +37,6 @@ def sent(host, unhealthy=None):
     return json.loads(json.dumps(inventory.to_dict(host, conditions)))
 
 
-def found(case, name, unhealthy=None):
+def found(name, unhealthy=None):
     """The inventory of a machine."""
-    return inventory.parse(sent(snapshot(case, name), unhealthy or {}))
+    return inventory.parse(sent(snapshot(name), unhealthy or {}))

@@ -17,8 +17,6 @@ from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 ADDRESS = model.PciAddress.parse('0000:1b:00.0')
-PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
-       'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
 
 
 def board(gpu):
@@ -35,7 +33,7 @@ class RoundTripTest(base.BaseTestCase):
 
     def test_each_simulated_machine(self):
         for name in scope.some(simulator.names()):
-            host = inspected.snapshot(self, name)
+            host = inspected.snapshot(name)
             found = inventory.parse(inspected.sent(host, {}))
             self.assertEqual(tuple(map(board, host.gpus)), found.gpus, name)
             self.assertEqual(host.driver_version, found.driver_version)
@@ -65,7 +63,7 @@ class ParseTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.sent = inspected.sent(inspected.snapshot(self, 'mixed'), {})
+        self.sent = inspected.sent(inspected.snapshot('mixed'), {})
 
     def refused(self, sent, word):
         error = self.assertRaises(exception.DocumentError, inventory.parse,

@@ -19,7 +19,7 @@ class InventoryTest(base.FuzzCase):
 
     def setUp(self):
         super().setUp()
-        host = inspected.snapshot(self, 'mixed')
+        host = inspected.snapshot('mixed')
         self.gpus = host.gpus
         self.good = inspected.sent(host, {1: ['XID_79']})
 

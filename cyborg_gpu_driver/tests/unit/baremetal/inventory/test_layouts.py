@@ -40,7 +40,7 @@ def file(text=FILE, name='mine.yaml'):
 class LayoutsTest(base.BaseTestCase):
 
     def gpus(self, name):
-        return inspected.found(self, name).gpus
+        return inspected.found(name).gpus
 
     def operators(self, gpus):
         """The names of the layouts of the file that apply to the GPUs."""

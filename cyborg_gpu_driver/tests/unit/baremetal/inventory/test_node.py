@@ -40,7 +40,7 @@ class NodeCase(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.h100 = inspected.found(self, 'hgx-h100')
+        self.h100 = inspected.found('hgx-h100')
 
     def traits(self, found, current=(), **options):
         """The layout traits and the other traits of a node.
@@ -73,7 +73,7 @@ class TraitsTest(NodeCase):
             self.assertIsNone(node.summary(found)['nvlink_clique'])
 
     def test_mixed(self):
-        _layouts, others = self.traits(inspected.found(self, 'mixed'))
+        _layouts, others = self.traits(inspected.found('mixed'))
         self.assertEqual({
             'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_ARCH_TURING',
             'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_ARCH_AMPERE',
@@ -115,9 +115,9 @@ class HealthyTest(NodeCase):
     def test_only_where_all_are(self):
         self.assertTrue(self.healthy(self.h100))
         self.assertFalse(self.healthy(
-            inspected.found(self, 'hgx-h100', {7: ['ECC']})))
+            inspected.found('hgx-h100', {7: ['ECC']})))
         self.assertFalse(self.healthy(without_nvml(self.h100)))
-        self.assertFalse(self.healthy(inspected.found(self, 'mixed')))
+        self.assertFalse(self.healthy(inspected.found('mixed')))
         self.assertFalse(self.healthy(inventory.Inventory()))
 
     def test_the_operator_vouches_for_what_cannot_be_asked(self):
@@ -126,7 +126,7 @@ class HealthyTest(NodeCase):
         self.assertTrue(self.healthy(silent, trait))
         self.assertFalse(self.healthy(silent, trait, written=[trait]))
         self.assertFalse(self.healthy(
-            inspected.found(self, 'hgx-h100', {7: ['ECC']}), trait))
+            inspected.found('hgx-h100', {7: ['ECC']}), trait))
 
 
 class LayoutTraitsTest(NodeCase):
@@ -176,7 +176,7 @@ class PropertiesTest(NodeCase):
                 {'model': 'NVIDIA A40', 'architecture': 'ampere',
                  'device_id': '2235', 'memory_mib': 46068, 'mig': None,
                  'count': 1}]},
-            node.summary(inspected.found(self, 'mixed', {1: ['XID_79']})))
+            node.summary(inspected.found('mixed', {1: ['XID_79']})))
 
     def test_resource_class(self):
         for name, expected in (
@@ -186,7 +186,7 @@ class PropertiesTest(NodeCase):
                 ('mixed', 'baremetal-gpu-a100-sxm4-80gb-x1-a40-x1-'
                           'h100-80gb-hbm3-x1-tesla-t4-x1')):
             self.assertEqual(expected, node.resource_class(
-                inspected.found(self, name)))
+                inspected.found(name)))
         self.assertEqual('baremetal-gpu-10de-2330-x8',
                          node.resource_class(without_nvml(self.h100)))
         self.assertIsNone(node.resource_class(inventory.Inventory()))

@@ -3,16 +3,12 @@
 """Whether simulated machines can serve a profile as bare-metal nodes."""
 
 import dataclasses
-import functools
 
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import baremetal
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.cloud.profiles import test_baremetal_profile
 
@@ -22,17 +18,6 @@ _HEALTHY = 'CUSTOM_GPU_HEALTHY'
 _CLASS = 'CUSTOM_BAREMETAL_GPU'
 _UNSEEN = model.Gpu(model.PciAddress(0, 0x1b, 0, 0), '10de', '2330', '0302')
 """An H100 without NVIDIA's driver."""
-
-
-@functools.cache
-def _host(name):
-    """The snapshot of a simulated machine; cached, as it takes a second."""
-    machine = simulator.Machine.load(name)
-    opened = platform.open_platform(machine)
-    try:
-        return reader.HostReader(opened).snapshot()
-    finally:
-        machine.uninstall()
 
 
 class JudgeTest(base.BaseTestCase):
@@ -48,8 +33,7 @@ class JudgeTest(base.BaseTestCase):
              **kwargs):
         return baremetal.Node(
             'uuid', 'node', _CLASS, frozenset({*traits, _HEALTHY}),
-            found=machine and inventory.parse(inspected.sent(
-                _host(machine), unhealthy or {})), **kwargs)
+            found=machine and inspected.found(machine, unhealthy), **kwargs)
 
     def verdict(self, node, profile=None):
         return str(baremetal.judge(node, profile or self.slices))
