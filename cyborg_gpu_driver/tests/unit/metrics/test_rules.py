@@ -1,25 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Prometheus' rules, the names of metrics and the exporter's unit."""
+"""Prometheus' rules and the names of metrics."""
 
-import configparser
-import pathlib
-import shlex
-import shutil
-import subprocess
 
 import yaml
 from oslotest import base
 
-from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.metrics import definitions
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import monitored
 
-_ROOT = pathlib.Path(__file__).resolve().parents[4]
 _RULES = monitored.RULES
-_UNIT = _ROOT / 'etc/systemd/cyborg-gpu-exporter.service'
-_DROP_IN = _ROOT / 'etc/systemd-drop-ins/cyborg-gpu-exporter-nvml.conf'
 _OFFER = 'mode="mig", profile="1g.10gb", resource_class="R"'
 _EACH = 430
 """Minutes of a series."""
@@ -150,49 +140,3 @@ class NamesTest(base.BaseTestCase):
                 self.assertTrue(metric.name.endswith('_seconds'))
             self.assertLessEqual(set(metric.labels),
                                  set(definitions.LABELS))
-
-
-class UnitTest(base.BaseTestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.service = _read(_UNIT)['Service']
-
-    def test_systemd_understands_it(self):
-        if shutil.which('systemd-analyze') is None:
-            self.skipTest('there is no systemd-analyze')
-        done = subprocess.run(
-            ['systemd-analyze', 'verify', str(_UNIT)], capture_output=True,
-            text=True, check=False, timeout=scope.HANG)
-        self.assertEqual((0, ''), (done.returncode, done.stderr))
-
-    def test_it_runs_our_exporter(self):
-        words = shlex.split(self.service['ExecStart'])
-        self.assertEqual(['/usr/bin/env', 'cyborg-gpu', '--config-file',
-                          '/dev/null', 'exporter'], words[:5])
-        app = main.CyborgGpu()
-        factory, name, rest = app.command_manager.find_command(words[4:-2])
-        parser = factory(app, None).get_parser(name)
-        parsed = parser.parse_args(rest)
-        self.assertEqual(('/var/lib/cyborg/gpu', False),
-                         (parsed.state_path, parsed.nvml))
-        self.assertEqual(['$HARDWARE', '$OPTIONS'], words[-2:])
-        added = _read(_DROP_IN)['Service']
-        name, _, option = added['Environment'].partition('=')
-        self.assertEqual('HARDWARE', name)
-        self.assertTrue(parser.parse_args([*rest, option]).nvml)
-
-    def test_the_drop_in_opens_nvidias_devices_and_no_others(self):
-        added = _read(_DROP_IN)['Service']
-        self.assertEqual(
-            {'PrivateDevices': 'no', 'DevicePolicy': 'closed',
-             'DeviceAllow': 'char-nvidia* rw'},
-            {name: value for name, value in added.items()
-             if name != 'Environment'})
-
-def _read(unit):
-    """Return a systemd unit by section."""
-    parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str
-    parser.read_string(unit.read_text(encoding='utf-8').replace('\\\n', ''))
-    return parser
