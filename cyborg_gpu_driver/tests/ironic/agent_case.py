@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run the agent's own code in this process, on a simulated node.
-
-The agent finds only the stub programs of this module, so that it reaches
-neither disks nor power control.
-"""
+"""Run the agent's own code in this process, on a simulated node."""
 
 from __future__ import annotations
 
 import logging
 import os
 import pathlib
-import shutil
 import subprocess
 
 import fixtures
@@ -30,29 +25,15 @@ from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.ironic import programs
 from cyborg_gpu_driver.tests.unit.program import machines
 
 MANAGER = 'NvidiaGpuHardwareManager'
-_SILENT = ('udevadm',)
 _LSBLK = """\
 echo '{{"blockdevices": [{{"kname": "{disk}", "model": "disk", \
 "size": 68719476736, "rota": false, "type": "disk", "uuid": null, \
 "partuuid": null, "serial": null, "wwn": null, "log-sec": 512, \
 "phy-sec": 512, "tran": null}}]}}'
-"""
-_PARTED = """\
-echo 'BYT;'
-echo '{disk}:65536MiB:scsi:512:512:gpt:disk:;'
-echo '1:1.00MiB:501MiB:500MiB:fat32::boot;'
-echo '2:501MiB:65535MiB:65034MiB:ext4::;'
-"""
-_MOUNT = """\
-test "$1" = {image} || {{ echo 'unknown filesystem type' >&2; exit 32; }}
-{cp} -a {image}/. "$2"
-echo "$2" >> {log}
-"""
-_UMOUNT = """\
-{cp} -a "$1/." {image}
 """
 
 
@@ -71,7 +52,7 @@ class AgentCase(base.BaseTestCase):
     """A node that runs its ramdisk.
 
     ``image`` is the root file system of the deployed image. It is a
-    directory, which the stub of ``mount`` copies to the mount point.
+    directory, to which the stub of ``mount`` links the mount point.
     """
 
     MACHINE: str | None = 'a30x4'
@@ -152,14 +133,8 @@ class AgentCase(base.BaseTestCase):
         path.chmod(0o755)
 
     def _write_programs(self):
-        names = {'disk': self.disk, 'image': self.image,
-                 'cp': shutil.which('cp', path=os.defpath),
-                 'log': self.directory / 'mounted'}
-        for name in _SILENT:
-            self.stub(name, '')
-        for name, script in (('lsblk', _LSBLK), ('parted', _PARTED),
-                             ('mount', _MOUNT), ('umount', _UMOUNT)):
-            self.stub(name, script.format(**names))
+        programs.write(self.programs, self.image, self.disk, self.image)
+        self.stub('lsblk', _LSBLK.format(disk=self.disk))
 
     def steps(self, kind: str, manager: str = MANAGER,
               properties: dict | None = None) -> list[dict]:

@@ -8,6 +8,7 @@ image.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shlex
 import shutil
@@ -16,15 +17,15 @@ DISK = '/dev/nowhere'
 """No device has this name."""
 # Started by the agent's generic hardware manager, or by the conductor.
 _SILENT = ('iscsistart', 'lsblk', 'mdadm', 'modprobe', 'sync', 'udevadm')
-_PARTED = f"""\
+_PARTED = """\
 echo 'BYT;'
-echo '{DISK}:65536MiB:scsi:512:512:gpt:A disk:;'
+echo '{disk}:65536MiB:scsi:512:512:gpt:A disk:;'
 echo '1:1.00MiB:501MiB:500MiB:fat32::boot;'
 echo '2:501MiB:65535MiB:65034MiB:ext4::;'
 """
 # A symbolic link to the image replaces the mount point.
 _MOUNT = """\
-test "$1" = {partition} || exit 0
+test "$1" = {partition} || {{ echo 'unknown filesystem type' >&2; exit 32; }}
 {rmdir} "$2" && {ln} -s {image} "$2"
 """
 _UMOUNT = """\
@@ -33,15 +34,19 @@ test -L "$1" || exit 0
 """
 
 
-def write(directory: pathlib.Path, image: pathlib.Path) -> None:
+def write(directory: pathlib.Path, image: pathlib.Path,
+          disk: str | pathlib.Path = DISK,
+          partition: str | pathlib.Path = f'{DISK}2') -> None:
     """Write all the programs into a directory.
 
-    :param image: directory with the content of the disk's second partition.
+    :param image: directory with the content of the partition.
+    :param partition: the second one of the disk.
     """
-    real = {name: shutil.which(name) for name in ('ln', 'mkdir', 'rm',
-                                                  'rmdir')}
-    scripts = {**dict.fromkeys(_SILENT, ''), 'parted': _PARTED,
-               'mount': _MOUNT.format(partition=f'{DISK}2',
+    real = {name: shutil.which(name, path=os.defpath)
+            for name in ('ln', 'mkdir', 'rm', 'rmdir')}
+    scripts = {**dict.fromkeys(_SILENT, ''),
+               'parted': _PARTED.format(disk=disk),
+               'mount': _MOUNT.format(partition=shlex.quote(str(partition)),
                                       image=shlex.quote(str(image)), **real),
                'umount': _UMOUNT.format(**real)}
     for name, script in scripts.items():
