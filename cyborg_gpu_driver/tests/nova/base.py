@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import collections
-import io
 import itertools
 import json
 import types
@@ -19,7 +18,6 @@ from nova import exception as nova_exception
 from nova import objects
 from nova import test
 from nova.network import model as network_model
-from nova.tests import fixtures as nova_fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.unit import fake_instance
 from nova.virt import fake
@@ -39,6 +37,7 @@ from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
+from cyborg_gpu_driver.tests.nova import libvirt_compute
 from cyborg_gpu_driver.tests.unit.program import machines
 
 HOST = 'compute1'
@@ -49,14 +48,20 @@ class GpuHost(fixtures.Fixture):
 
     :param name: name or file of the simulated machine.
     :param governing: policies of its GPUs.
-    :param gpus: how many GPUs it has if it is known by its name.
+    :param gpus: how many GPUs it has if it is known by its name, or which.
+    :param hostname: how Placement names it.
+    :param placement: returns the agent's client of Placement.
     """
 
-    def __init__(self, name, *governing, gpus=2):
+    def __init__(self, name, *governing, gpus=2, hostname=HOST,
+                 placement=empty_placement.EmptyPlacement):
         super().__init__()
         self._name = name
         self._gpus = gpus
-        self._settings = policies.Settings(policies=governing)
+        self._hostname = hostname
+        self._placement = placement
+        self._settings = policies.Settings(policies=governing,
+                                           health_events=False)
 
     def _setUp(self):
         directory = self.useFixture(fixtures.TempDir()).path
@@ -77,8 +82,8 @@ class GpuHost(fixtures.Fixture):
                             ('simulate_state', state)):
             conf.set_override(name, value, group='gpu')
         self.sysfs = platform.from_conf(conf).sysfs
-        self._agent = agent.Agent(conf, self._settings, HOST,
-                                  empty_placement.EmptyPlacement)
+        self._agent = agent.Agent(conf, self._settings, self._hostname,
+                                  self._placement)
         self.addCleanup(self._agent.stop)
 
     def handles(self, profile=None):
@@ -135,29 +140,12 @@ class DriverCase(test.TestCase):
     def setUp(self):
         super().setUp()
         self.flags(instances_path=self.useFixture(fixtures.TempDir()).path)
-        self.useFixture(nova_fixtures.LibvirtImageBackendFixture())
-        self.useFixture(nova_fixtures.CGroupsFixture())
-        self.useFixture(fakelibvirt.LibvirtFixture())
-        self.useFixture(nova_fixtures.OSBrickFixture())
-        for name, what in (
-                ('LibvirtDriver._create_image', (False, False)),
-                ('LibvirtDriver._create_images_and_backing', None),
-                ('LibvirtDriver._get_instance_disk_info_from_config', []),
-                ('LibvirtDriver._get_local_gb_info',
-                 {'total': 128, 'used': 44, 'free': 84}),
-                ('libvirt_utils.is_valid_hostname', True)):
-            self.useFixture(fixtures.MockPatch(
-                f'nova.virt.libvirt.driver.{name}', return_value=what))
-        self.useFixture(fixtures.MockPatch(
-            'nova.virt.libvirt.driver.libvirt_utils.file_open',
-            side_effect=lambda *args, **kwargs: io.BytesIO(b'')))
         self.connection = fakelibvirt.Connection(
             'qemu:///system', host_info=fakelibvirt.HostInfo(),
             pci_info=fakelibvirt.HostPCIDevicesInfo(num_pfs=0, num_vfs=0),
             mdev_info=Mdevs(), hostname=HOST)
-        self.useFixture(fixtures.MockPatch(
-            'nova.virt.libvirt.host.Host.get_connection',
-            return_value=self.connection))
+        for fake_ in libvirt_compute.fakes(self.connection):
+            self.useFixture(fake_)
         self.useFixture(fixtures.MockPatch(
             'nova.objects.instance.Instance.save'))
         self.created = self._record_mdevs()

@@ -17,6 +17,7 @@ knows.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pathlib
@@ -104,26 +105,31 @@ def main() -> int:
     del sys.argv[1:4]
     connection = Connection(pathlib.Path(directory), pathlib.Path(path),
                             hostname)
-    driver = 'nova.virt.libvirt.driver'
-    with (nova_fixtures.LibvirtImageBackendFixture(),
-          nova_fixtures.CGroupsFixture(), fakelibvirt.LibvirtFixture(),
-          nova_fixtures.OSBrickFixture(),
-          # The servers have no disks.
-          _patched(f'{driver}.LibvirtDriver._create_image', (False, False)),
-          _patched(f'{driver}.LibvirtDriver._create_images_and_backing',
-                   None),
-          _patched(f'{driver}.LibvirtDriver'
-                   '._get_instance_disk_info_from_config', []),
-          _patched(f'{driver}.LibvirtDriver._get_local_gb_info',
-                   {'total': 128, 'used': 44, 'free': 84}),
-          _patched(f'{driver}.libvirt_utils.is_valid_hostname', True),
-          fixtures.MockPatch(f'{driver}.libvirt_utils.file_open',
-                             side_effect=lambda *args, **kwargs:
-                             io.BytesIO(b'')),
-          _patched('nova.virt.libvirt.host.Host.get_connection', connection),
-          _patched('nova.virt.libvirt.host.Host.get_online_cpus',
-                   set(range(16)))):
+    with contextlib.ExitStack() as stack:
+        for fixture in (*fakes(connection), _patched(
+                'nova.virt.libvirt.host.Host.get_online_cpus',
+                set(range(16)))):
+            stack.enter_context(fixture)
         return compute.main()
+
+
+def fakes(connection: fakelibvirt.Connection) -> tuple[fixtures.Fixture, ...]:
+    """Return what replaces libvirt and the disks of servers in Nova."""
+    driver = 'nova.virt.libvirt.driver'
+    return (
+        nova_fixtures.LibvirtImageBackendFixture(),
+        nova_fixtures.CGroupsFixture(), fakelibvirt.LibvirtFixture(),
+        nova_fixtures.OSBrickFixture(),
+        *(_patched(f'{driver}.{name}', value) for name, value in (
+            ('LibvirtDriver._create_image', (False, False)),
+            ('LibvirtDriver._create_images_and_backing', None),
+            ('LibvirtDriver._get_instance_disk_info_from_config', []),
+            ('LibvirtDriver._get_local_gb_info',
+             {'total': 128, 'used': 44, 'free': 84}),
+            ('libvirt_utils.is_valid_hostname', True))),
+        fixtures.MockPatch(f'{driver}.libvirt_utils.file_open', side_effect=(
+            lambda *args, **kwargs: io.BytesIO(b''))),
+        _patched('nova.virt.libvirt.host.Host.get_connection', connection))
 
 
 def _patched(name, value):

@@ -21,20 +21,14 @@ from nova.scheduler import utils
 from nova.scheduler import weights
 from nova.scheduler.client import report
 from nova.tests.functional import fixtures as functional_fixtures
-from oslo_config import cfg
 from placement.tests import fixtures as placement_fixtures
 
-from cyborg_gpu_driver import agent
-from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import filter as gpu_filter
 from cyborg_gpu_driver.nova import weigher
 from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests.unit.program import machines
+from cyborg_gpu_driver.tests.nova import base
 
 CONF = nova.conf.CONF
 
@@ -86,7 +80,7 @@ class Placement(functional_fixtures.PlacementFixture):
         self.db = False
 
 
-class Agent(fixtures.Fixture):
+class Agent(base.GpuHost):
     """The agent of a simulated host, which reports to Placement.
 
     :param client: client of Placement.
@@ -97,31 +91,15 @@ class Agent(fixtures.Fixture):
     """
 
     def __init__(self, client, name, gpus, made, **options):
-        super().__init__()
+        super().__init__(
+            'hgx-h100', policy.Policy('slices', policy.Mode.MIG, **options),
+            gpus=gpus, hostname=name, placement=lambda: client)
         self._client = client
         self._made = made
-        self._name = name
-        self._gpus = gpus
-        self._settings = policies.Settings(policies=(policy.Policy(
-            'slices', policy.Mode.MIG, **options),), health_events=False)
         self.root = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
     def _setUp(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        host = machines.write(directory, 'hgx-h100', self._gpus)
-        state = f'{directory}/machine'
-        machine = simulator.Machine.load(host, state).install()
-        self.addCleanup(machine.uninstall)
-        self.addCleanup(setattr, privileged, '_platform', None)
-        conf = cfg.ConfigOpts()
-        gpu_conf.register_opts(conf)
-        conf([], default_config_files=[])
-        for option, value in (('state_path', directory),
-                              ('simulate', host),
-                              ('simulate_state', state)):
-            conf.set_override(option, value, group='gpu')
-        self._agent = agent.Agent(conf, self._settings, self._name,
-                                  lambda: self._client)
+        super()._setUp()
         self._handles = {}
         self._publish()
         self._agent.report()
@@ -129,7 +107,7 @@ class Agent(fixtures.Fixture):
     def _publish(self):
         """Publish a report in Placement, as cyborg-conductor does."""
         self._put('/resource_providers', 'post', {
-            'name': self._name, 'uuid': self.root})
+            'name': self._hostname, 'uuid': self.root})
         self._put(f'/resource_providers/{self.root}/inventories', 'put', {
             'resource_provider_generation': 0,
             'inventories': {'VCPU': {'total': 64},
