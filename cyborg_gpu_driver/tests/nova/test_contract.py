@@ -73,23 +73,6 @@ class ExtendedMethodsTest(base.DriverCase):
     def test_this_nova_attaches_mdev_handles(self):
         self.assertEqual('', capability.mdev_problem())
 
-    def test_mdev_handles_are_looked_up_by_uuid_and_function(self):
-        handle = request('MDEV', asked_type='nvidia-1155')
-        mdev = handle['attach_handle_uuid']
-        self.assertEqual(
-            [mdev], self.driver._allocate_cyborg_mdevs([handle]))
-        self.assertEqual([('pci_0000_16_00_4', 'nvidia-1155', mdev)],
-                         self.created)
-
-    def test_handles_of_other_types_reach_no_device(self):
-        self.assertEqual([], self.driver._allocate_cyborg_mdevs(
-            [request('PCI'), request('TEST_PCI')]))
-        self.assertEqual([], self.created)
-
-    def test_more_keys_in_a_handle_do_no_harm(self):
-        self.assertEqual(1, len(self.driver._allocate_cyborg_mdevs(
-            [request('MDEV', asked_type='nvidia-1', vgpu_mark='x')])))
-
 
 class HostBootTest(test.NoDBTestCase):
     """Assumptions behind the credentials of nova/compute.py."""
@@ -136,15 +119,6 @@ class PciInPlacementTest(test.NoDBTestCase):
             nova_exception.PlacementPciMixedTraitsException, self.add,
             {'resource_class': 'A', 'traits': 'CUSTOM_X'},
             {'resource_class': 'A', 'traits': 'CUSTOM_Y'})
-
-    def test_class_and_traits_are_kept(self):
-        provider = self.add({
-            'resource_class': 'CUSTOM_NVIDIA_L40S_12Q',
-            'traits': 'CUSTOM_GPU_KIND_VGPU,CUSTOM_NVIDIA_26B9'})
-        self.assertEqual('CUSTOM_NVIDIA_L40S_12Q', provider.resource_class)
-        self.assertLessEqual(
-            {'CUSTOM_GPU_KIND_VGPU', 'CUSTOM_NVIDIA_26B9'},
-            provider.traits)
 
 
 class OptionsTest(test.NoDBTestCase):

@@ -156,14 +156,6 @@ class EachPathTest(KindCase):
                              accel_info=self.requests[server.uuid])
         self.assertEqual(had, self.hostdevs(server))
 
-    def test_rebuild(self):
-        """Evacuation and unshelving do the second half on another host."""
-        server, had = self.extended()
-        self.driver.destroy(self.context, server, [])
-        self.assertNotIn(server.uuid, self.domains())
-        self.spawn(server, self.requests[server.uuid])
-        self.assertEqual(had, self.hostdevs(server))
-
     def test_evacuate_or_unshelve(self):
         """The server gets other handles and keeps them after a host boot."""
         server, _ = self.extended()
@@ -251,28 +243,3 @@ class RefusalTest(KeepCase):
         self.driver.resume_state_on_host_boot(
             self.context, self.server, [], objects.ShareMappingList())
         self.assertEqual(had, self.hostdevs(self.server))
-
-
-class WholeHostTest(KeepCase):
-
-    def test_six_servers_of_all_kinds(self):
-        """Servers of one host with one or two whole GPUs, vGPUs or both."""
-        gpus = self.useFixture(base.GpuHost('t4x4', policy.Policy(
-            'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
-            match_numa_node=(0,)), WHOLE, gpus=4))
-        self.extend(gpus)
-        vgpus = iter(gpus.handles('T4-2B'))
-        whole = iter(gpus.handles('passthrough'))
-        servers = []
-        for amounts in ((1, 0), (0, 1), (1, 1), (2, 0), (1, 0), (2, 0)):
-            server = self.instance()
-            for handles, amount in zip((vgpus, whole), amounts, strict=True):
-                for _ in range(amount):
-                    self.bound(gpus, next(handles), server)
-            self.spawn(server, self.requests[server.uuid])
-            servers.append(server)
-        had = [sorted(self.hostdevs(server)) for server in servers]
-        self.assertEqual([1, 1, 2, 2, 1, 2], list(map(len, had)))
-        self.boot_host(*servers)
-        self.assertEqual(
-            had, [sorted(self.hostdevs(server)) for server in servers])
