@@ -102,6 +102,7 @@ NOVA = {'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
         'min_version': '2.1'}
 """The version document of Nova."""
 KEYSTONE = {'id': 'v3.14', 'status': 'stable'}
+CYBORG = {'id': 'v2.0', 'status': 'CURRENT'}
 PLACEMENT = {'versions': [{
     'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
     'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]}

@@ -62,8 +62,8 @@ class ServersTest(base.BaseTestCase):
         super().setUp()
         self.accelerator = {'/v2/accelerator_requests': {'arqs': []}}
         self.cloud = self.useFixture(services.Services({
-            'accelerator': services.documents(self.accelerator, {
-                'id': 'v2.0', 'status': 'CURRENT'})})).cloud
+            'accelerator': services.documents(
+                self.accelerator, services.CYBORG)})).cloud
 
     def test_a_request_that_is_none(self):
         self.assertIn('no accelerator request',

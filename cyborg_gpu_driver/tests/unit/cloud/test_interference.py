@@ -108,7 +108,7 @@ class OthersTest(base.BaseTestCase):
                     for uuid, server in (
                          ('here', 'a'), ('here', 'ours'), ('here', 'b'),
                          ('here', None), ('there', 'c'))]}},
-                {'id': 'v2.0', 'status': 'CURRENT'}),
+                services.CYBORG),
             'placement': services.documents({
                 '/': services.PLACEMENT,
                 '/resource_providers': {'resource_providers': [

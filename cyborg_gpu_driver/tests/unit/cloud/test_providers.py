@@ -23,9 +23,7 @@ _LIST = '/resource_providers'
 _ONE = f'{_LIST}/a'
 _ITEM = {'uuid': 'a', 'name': _NAME, 'root_provider_uuid': 'root'}
 _ANSWERS = {
-    '/': {'versions': [{
-        'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
-        'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]},
+    '/': services.PLACEMENT,
     _LIST: {'resource_providers': [
         _ITEM, {'uuid': 'b', 'name': 'compute1_FPGA',
                 'root_provider_uuid': 'root'}]},

@@ -84,11 +84,11 @@ class StateCase(base.BaseTestCase):
         self.compute = copy.deepcopy(_COMPUTE)
         self.identity = copy.deepcopy(_IDENTITY)
         self.services = self.useFixture(services.Services({
-            'accelerator': services.documents(self.accelerator, {
-                'id': 'v2.0', 'status': 'CURRENT'}),
+            'accelerator': services.documents(
+                self.accelerator, services.CYBORG),
             'compute': services.documents(self.compute, services.NOVA),
-            'identity': services.documents(self.identity, {
-                'id': 'v3.14', 'status': 'stable'})}))
+            'identity': services.documents(
+                self.identity, services.KEYSTONE)}))
         self.cloud = self.services.cloud
 
 

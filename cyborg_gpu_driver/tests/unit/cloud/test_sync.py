@@ -40,10 +40,9 @@ class WriterTest(base.BaseTestCase):
             '/v3/registered_limits': {'registered_limits': []},
             '/v3/limits': {'limits': []}}
         self.cloud = self.useFixture(services.Services({
-            'accelerator': self.taking({'id': 'v2.0', 'status': 'CURRENT'}),
+            'accelerator': self.taking(services.CYBORG),
             'compute': self.taking(services.NOVA),
-            'identity': self.taking({'id': 'v3.14', 'status': 'stable'})}
-        )).cloud
+            'identity': self.taking(services.KEYSTONE)})).cloud
 
     def taking(self, version):
         reading = services.documents(self.answers, version)

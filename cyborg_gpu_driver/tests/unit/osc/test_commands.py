@@ -20,11 +20,8 @@ from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
 
-_FOUND = {
-    '/': {'versions': [{
-        'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
-        'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]},
-    '/resource_providers': {'resource_providers': []}}
+_FOUND = {'/': services.PLACEMENT,
+          '/resource_providers': {'resource_providers': []}}
 
 
 class PluginTest(base.BaseTestCase):
@@ -98,7 +95,7 @@ class SyncTest(base.BaseTestCase):
             self.profiles += [dict(one, uuid='x') for one in body]
         return services.documents({
             '/v2/device_profiles': {'device_profiles': self.profiles}},
-            {'id': 'v2.0', 'status': 'CURRENT'})(
+            services.CYBORG)(
                 dict(environ, PATH_INFO=path), start_response)
 
     def write(self, text):
@@ -161,8 +158,7 @@ class ListTest(base.BaseTestCase):
             {'uuid': 'x', 'name': 'slice', 'description': None,
              'groups': [{'resources:PGPU': '1'}]}]}}
         openstack = running.Openstack(self.useFixture(services.Services({
-            'accelerator': services.documents(answers, {
-                'id': 'v2.0', 'status': 'CURRENT'}),
+            'accelerator': services.documents(answers, services.CYBORG),
             'placement': services.documents(_FOUND)})).cloud)
         _, errors = openstack.run(profile.ListProfile)
         self.assertIn('The flavors are not known', errors)

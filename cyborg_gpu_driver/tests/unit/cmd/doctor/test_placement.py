@@ -15,15 +15,12 @@ from oslo_log import log as logging
 from oslotest import base
 
 from cyborg_gpu_driver.cmd.doctor import placement
+from cyborg_gpu_driver.tests.unit.cloud import services
 from demo_lib import httpd
 
 SECRET = 'hunter2'
 _REFUSED = '127.0.0.1:1'
 """A port on which no process listens."""
-_VERSIONS = {'versions': [{
-    'id': 'v1.0', 'min_version': '1.0', 'max_version': '1.39',
-    'status': 'CURRENT', 'links': [{'rel': 'self', 'href': ''}]}]}
-"""The version document of Placement."""
 _PASSWORD = f'''
 auth_type = password
 username = cyborg
@@ -46,7 +43,7 @@ class Service:
         start_response('200 OK' if version else self._status,
                        [('Content-Type', 'application/json')])
         if version:
-            return [json.dumps(_VERSIONS).encode()]
+            return [json.dumps(services.PLACEMENT).encode()]
         return [json.dumps(self._answer(environ)).encode()
                 if self._body is None else self._body]
 
