@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests import command
@@ -79,6 +82,33 @@ class HostCase(CommandCase):
         self.conf = self.configure(self.config, self.directory)
         if self.gpus:
             self.host = self.part(self.host, self.gpus)
+
+    def fail_nvml(self):
+        """Return a list of faults that each command meets.
+
+        Each is an NVML call, the error and the address of a GPU.
+        """
+        faults, load = [], machine.Machine.load.__func__
+
+        def loaded(cls, *arguments):
+            found = load(cls, *arguments)
+            for symbol, code, address in faults:
+                found.faults.fail(symbol, code, times=None, address=address)
+            return found
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.simulator.machine.machine.Machine.load',
+            classmethod(loaded)))
+        return faults
+
+    def damage_record(self, address, text='{'):
+        """Write this as the record of a GPU; return its path."""
+        path = store.Store(self.state_path).path(
+            model.PciAddress.parse(address))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        return path
 
     def machine(self):
         """The host's hardware, as another process would see it."""

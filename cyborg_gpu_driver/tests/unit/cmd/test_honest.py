@@ -3,14 +3,8 @@
 """Read-only commands show the true state of a GPU and what is not reported.
 """
 
-import os
-
-import fixtures
 import pynvml
 
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -26,19 +20,7 @@ class ReadCase(base.HostCase):
 
     def setUp(self):
         super().setUp()
-        self.faults = []
-        load = simulator.Machine.load.__func__
-
-        def loaded(cls, *arguments):
-            machine = load(cls, *arguments)
-            for symbol, code, address in self.faults:
-                machine.faults.fail(symbol, code, times=None,
-                                    address=address)
-            return machine
-
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.simulator.machine.machine.Machine.load',
-            classmethod(loaded)))
+        self.faults = self.fail_nvml()
 
     def of(self, address, *arguments):
         """The rows of one GPU."""
@@ -79,7 +61,7 @@ class StateTest(ReadCase):
                  pynvml.NVML_ERROR_NO_PERMISSION),
                 ('nvmlDeviceGetHandleByPciBusId_v2',
                  pynvml.NVML_ERROR_GPU_IS_LOST)):
-            self.faults = [(symbol, code, _MIG)]
+            self.faults[:] = [(symbol, code, _MIG)]
             state = ('lost' if code == pynvml.NVML_ERROR_GPU_IS_LOST
                      else 'unreadable')
             self.assert_nothing(_MIG, state)
@@ -120,11 +102,7 @@ class ReportTest(ReadCase):
                       rows[0]['problem'])
 
     def test_a_bad_record_of_reports(self):
-        path = store.Store(self.state_path).path(
-            model.PciAddress.parse('0000:07:00.0'))
-        os.makedirs(os.path.dirname(path))
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write('{')
+        path = self.damage_record('0000:07:00.0')
         _, errors = self.run_on_host('offer', 'list')
         self.assertIn(path, errors)
         with open(path, encoding='utf-8') as stream:

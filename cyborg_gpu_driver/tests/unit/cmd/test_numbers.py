@@ -5,11 +5,9 @@
 import json
 import os
 
-import fixtures
 import pynvml
 import yaml
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _ALL = 'all'
@@ -33,20 +31,7 @@ class NumberCase(base.HostCase):
                                'mig-configs:\n' + ''.join(
                                    self.entry(devices) for devices
                                    in (_ALL, *range(len(self.boards)))))
-        self.unreadable = set()
-        load = simulator.Machine.load.__func__
-
-        def loaded(cls, *arguments):
-            machine = load(cls, *arguments)
-            for address in self.unreadable:
-                machine.faults.fail('nvmlDeviceGetMigMode',
-                                    pynvml.NVML_ERROR_UNKNOWN, times=None,
-                                    address=address)
-            return machine
-
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.simulator.machine.machine.Machine.load',
-            classmethod(loaded)))
+        self.faults = self.fail_nvml()
 
     def entry(self, devices):
         """The lines of an entry named after its devices, and one with MIG off.
@@ -62,7 +47,8 @@ class NumberCase(base.HostCase):
         if condition == _LOST:
             self.machine().lose_gpu(address)
         elif condition == _UNREADABLE:
-            self.unreadable.add(address)
+            self.faults.append(('nvmlDeviceGetMigMode',
+                                pynvml.NVML_ERROR_UNKNOWN, address))
         elif condition == _VFIO:
             self.machine().bind_driver(address, 'vfio-pci')
 
@@ -187,4 +173,4 @@ class SpoiltTest(NumberCase):
             self.layout('apply', '3')
             self.assertEqual({**before, _BOARDS[3]: (True, 2)}, self.cuts())
             os.unlink(self.state)
-            self.unreadable.clear()
+            self.faults.clear()

@@ -13,8 +13,6 @@ import tarfile
 import fixtures
 
 from cyborg_gpu_driver.cmd import support_bundle
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 SECRETS = ('Rabbit-Pw', 'other%40Pw', 'other@Pw', 'Db/Pw', 'PlacementPw',
@@ -108,10 +106,7 @@ class BundleTest(base.HostCase):
         self.assertNotIn('target', os.listdir(self.directory))
 
     def test_a_record_that_cannot_be_read(self):
-        record = store.of(self.state_path).path(
-            model.PciAddress.parse('0000:3b:00.0'))
-        os.makedirs(os.path.dirname(record))
-        pathlib.Path(record).write_text('{"damaged": ')
+        record = self.damage_record('0000:3b:00.0', '{"damaged": ')
         os.mkdir(record.replace('0000:3b:', '0000:5e:'))
         _, files = self.bundle()
         self.assertEqual('{"damaged": ', files[os.path.basename(record)])

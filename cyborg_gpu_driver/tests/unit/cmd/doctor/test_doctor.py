@@ -11,7 +11,6 @@ import sys
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -91,10 +90,7 @@ class DoctorTest(base.HostCase):
         self.assertEqual([], self.compared(*cloud, '--without-cloud')[0])
 
     def test_a_journal_that_is_lost(self):
-        path = self.record('0000:07:00.0')
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write('{')
+        path = self.damage_record('0000:07:00.0')
         rows, _ = self.compared(code=1)
         # The same record also contains the health of the GPU.
         self.assertEqual(
@@ -110,13 +106,9 @@ class DoctorTest(base.HostCase):
             model.PciAddress.parse('0000:07:00.0'))
         self.assertEqual([], self.compared()[0])
 
-    def record(self, address):
-        return store.Store(self.state_path).path(
-            model.PciAddress.parse(address))
-
     def test_a_record_of_a_gpu_that_is_missing(self):
         # Stands for an unreadable file, because root can read any file.
-        os.makedirs(self.record('0000:99:00.0'))
+        os.makedirs(f'{self.state_path}/gpus/0000:99:00.0.json')
         (row,), _ = self.compared(code=1)
         self.assertEqual(('bad-record', '0000:99:00.0'),
                          (row['code'], row['gpu']))

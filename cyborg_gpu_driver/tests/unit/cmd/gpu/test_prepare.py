@@ -3,10 +3,7 @@
 """gpu prepare, and layout restore, which also prepares for policies."""
 
 import json
-import os
 
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 GPU = '0000:16:00.0'
@@ -66,10 +63,7 @@ class PrepareTest(base.HostCase):
         self.assertEqual([], self.vgpus())
 
     def test_gpu_that_was_reported_whole(self):
-        path = store.Store(self.state_path).path(model.PciAddress.parse(GPU))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write('{}')
+        self.damage_record(GPU, '{}')
         row = self.prepare(GPU, code=1)[GPU]
         self.assertIn('is not a cyborg-gpu GPU', row['reason'])
 
