@@ -19,11 +19,7 @@ Refused = faults.Refused
 _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
 _MIB = 1 << 20
-_METADATA_SIZE = 256
-"""NVML_VGPU_PGPU_METADATA_OPAQUE_DATA_SIZE."""
 _REVISION = 1
-_ECC_ON, _SRIOV_ON = 1, 2
-"""PGPU_CAP_ECC_ON and PGPU_CAP_SRIOV_ON; their values are not public."""
 
 
 def vgpu_host(library, handle):
@@ -90,39 +86,15 @@ def physical_metadata(library, handle, metadata, size):
     """nvml.h: if the buffer is too small, the call returns the needed size."""
     gpu = vgpu_host(library, handle)
     needed = ctypes.sizeof(pynvml.c_nvmlVgpuPgpuMetadata_t)
-    _check_room(metadata, size, needed)
+    count = abi.target(size)
+    room, count.value = count.value, needed
+    if room < needed:
+        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     found = abi.target(metadata)
     found.version = found.revision = _REVISION
     found.hostDriverVersion = library.machine.host.driver_version.encode()
     found.pgpuVirtualizationCaps = int(gpu.state.migration)
     found.opaqueDataSize = 0
-
-
-@abi.symbol('nvmlDeviceGetPgpuMetadataString')
-def physical_metadata_string(library, handle, text, size):
-    """The metadata string; for a GPU without migration, its UUID.
-
-    The parts are those of vgpuConfigGetPgpuMetadataString in NVIDIA's open
-    kernel modules. The part for disabled units is left out, because no
-    simulated board has any.
-    """
-    gpu = vgpu_host(library, handle)
-    value = gpu.spec.uuid
-    if gpu.state.migration:
-        capabilities = (_ECC_ON * gpu.state.ecc_modes[0]
-                        | _SRIOV_ON * bool(gpu.state.vfs))
-        value = (f'{gpu.model.device}{gpu.model.subsystem_device}'
-                 f'{capabilities:08X}').upper()
-    _check_room(text, size, len(value) + 1)
-    abi.put_text(text, _METADATA_SIZE, value)
-
-
-def _check_room(buffer, size, needed):
-    count = abi.target(size)
-    room, count.value = count.value, needed
-    if room < needed:
-        raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    abi.target(buffer)
 
 
 @abi.symbol('nvmlDeviceGetVgpuHeterogeneousMode')
