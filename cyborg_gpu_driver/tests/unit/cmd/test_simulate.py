@@ -120,24 +120,3 @@ class FilesTest(base.CommandCase):
             output, _ = self.run_program('doctor', '-f', 'json', code=1)
             self.assertIn("device_spec '{wrong' is not valid", output, path)
             self.write(path, '')
-
-
-class WrongFileTest(base.CommandCase):
-    """An error in a file is reported with its name, without a traceback."""
-
-    def setUp(self):
-        super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-
-    def test_state(self):
-        path = os.path.join(self.directory, 'file')
-        for content in (b'', b'x', b'{}', b'[]', b'{"format": 1}'):
-            with open(path, 'wb') as stream:
-                stream.write(content)
-            _, errors = self.run_program(
-                '--state', path, '--simulate', 'l40sx4', 'gpu', 'list',
-                code=1)
-            for word in (path, 'remove'):
-                self.assertIn(word, errors)
-            for word in ('Error(', 'Traceback'):
-                self.assertNotIn(word, errors)

@@ -68,18 +68,6 @@ class SimulatedTest(CheckCase):
     def test_all_is_well(self):
         self.assertEqual([], self.check(0, *self.nova(self.lines())))
 
-    def test_gpus_that_nobody_can_read(self):
-        machine = self.machine()
-        nova = self.nova(self.lines())
-        machine.lose_gpu('0000:16:00.0')
-        rows = self.check(1, *nova)
-        ((severity, message),) = self.of(rows, 'nvml')
-        self.assertEqual('warning', severity)
-        self.assertIn('lost', message)
-        machine.unload_library()
-        rows = self.check(1, *nova)
-        self.assertIn('error', [code for code, _ in self.of(rows, 'nvml')])
-
     def test_options_of_placement(self):
         nova = self.nova(self.lines())
         order = 'randomize_allocation_candidates'

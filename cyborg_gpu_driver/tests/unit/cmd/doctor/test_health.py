@@ -25,13 +25,6 @@ class TestHealth(base.HostCase):
         return [(row['code'], row['gpu'], row['subject'], row['message'])
                 for row in rows if row['code'].startswith('unhealthy')]
 
-    def test_unhealthy_by_what_it_says(self):
-        self.hardware.set_health(_GPU, uncorrected=2)
-        ((code, gpu, _, message),) = self.doctor()
-        self.assertEqual(('unhealthy-gpu', _GPU), (code, gpu))
-        self.assertIn('transient', message)
-        self.assertIn('uncorrected', message)
-
     def test_unhealthy_by_what_the_agent_knows_until_it_is_cleared(self):
         agent = health.GpuHealth(
             platform.open_platform(self.hardware), self.state_path,
