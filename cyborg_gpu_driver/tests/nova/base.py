@@ -269,18 +269,15 @@ def _hostdev(device):
         model.PciAddress(domain, bus, slot, function)))
 
 
-class Mdevs(fakelibvirt.HostMdevDevicesInfo):
-    """The mdevs that libvirt knows; others cause the error of libvirt."""
+class Mdevs(libvirt_compute.Mdevs):
+    """The mdevs that a test adds to those that libvirt knows."""
+
+    def __init__(self):
+        self._known = {}
 
     def add(self, mdev, parent, type_id):
-        place = str(parent).translate(str.maketrans(':.', '__'))
-        name = f'mdev_{mdev.replace("-", "_")}_{place}'
-        self.devices[name] = fakelibvirt.FakeMdevDevice(
-            dev_name=name, type_id=type_id, parent=f'pci_{place}')
+        self._known.update([
+            libvirt_compute.listed(mdev, str(parent), type_id)])
 
-    def get_device_by_name(self, device_name):
-        if device_name not in self.devices:
-            raise fakelibvirt.make_libvirtError(
-                fakelibvirt.libvirtError, f'no node device {device_name}',
-                error_code=fakelibvirt.VIR_ERR_NO_NODE_DEVICE)
-        return self.devices[device_name]
+    def _devices(self):
+        return self._known

@@ -52,14 +52,18 @@ class Mdevs:
     def _devices(self):
         gpus = state.from_json(json.loads(
             self._path.read_text(encoding='utf-8'))['state']).gpus
-        found = {}
-        for vgpu in (vgpu for gpu in gpus.values() for vgpu in gpu.vgpus):
-            place = vgpu.function.translate(str.maketrans(':.', '__'))
-            name = f'mdev_{vgpu.uuid.replace("-", "_")}_{place}'
-            found[name] = fakelibvirt.FakeMdevDevice(
-                dev_name=name, type_id=f'nvidia-{vgpu.type_id}',
-                parent=f'pci_{place}')
-        return found
+        return dict(
+            listed(vgpu.uuid, vgpu.function, f'nvidia-{vgpu.type_id}')
+            for gpu in gpus.values() for vgpu in gpu.vgpus)
+
+
+def listed(mdev: str, parent: str, type_id: str
+           ) -> tuple[str, fakelibvirt.FakeMdevDevice]:
+    """Return the name of an mdev, and the device, as libvirt lists it."""
+    place = parent.translate(str.maketrans(':.', '__'))
+    name = f'mdev_{mdev.replace("-", "_")}_{place}'
+    return name, fakelibvirt.FakeMdevDevice(
+        dev_name=name, type_id=type_id, parent=f'pci_{place}')
 
 
 class Connection(fakelibvirt.Connection):
