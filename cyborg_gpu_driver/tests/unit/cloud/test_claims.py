@@ -2,8 +2,6 @@
 
 """What accelerator requests hold on a host, and what they do not show."""
 
-import json
-import urllib.parse
 
 import fixtures
 from oslo_config import cfg
@@ -13,6 +11,7 @@ from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests.unit.cloud import keystone
+from cyborg_gpu_driver.tests.unit.cloud import services
 
 _HANDLE = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
 _FUNCTION = model.PciAddress.parse('0000:3b:00.4')
@@ -73,28 +72,17 @@ class ByVgpuTest(base.BaseTestCase):
             [_without_handle('Initial', hostname=None)], 'here'))
 
 
-class Cyborg:
-    """A Cyborg that has the devices of one host, and accelerator requests."""
-
-    def __init__(self):
-        self.requests = [_request()]
-
-    def __call__(self, environ, start_response):
-        query = urllib.parse.parse_qs(environ['QUERY_STRING'])
-        start_response('200 OK', [('Content-Type', 'application/json')])
-        if environ['PATH_INFO'].endswith('/devices'):
-            return [json.dumps({'devices': [
-                {}] if query.get('hostname') == ['here'] else []}).encode()]
-        return [json.dumps({'arqs': self.requests}).encode()]
-
-
 class WatchTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.cyborg = Cyborg()
-        self.keystone = self.useFixture(
-            keystone.KeystoneFixture(self.cyborg))
+        self.requests = [_request()]
+        self.keystone = self.useFixture(keystone.KeystoneFixture(
+            services.documents({
+                '/v2/devices': lambda query: {
+                    'devices': [{}] if query == 'hostname=here' else []},
+                '/v2/accelerator_requests': lambda _: {
+                    'arqs': self.requests}})))
         keystone.forget_clouds(self)
         self.conf = cfg.ConfigOpts()
         self.keystone.log_in(self.conf)
@@ -106,7 +94,7 @@ class WatchTest(base.BaseTestCase):
     def test_what_is_bound_now(self):
         watch = cyborg.RequestWatch(self.conf, 'here')
         self.assertEqual((_CLAIM,), watch.read().bound)
-        self.cyborg.requests = []
+        self.requests = []
         self.assertEqual((), watch.read().bound)
         self.assertEqual(0, self.unknown())
 

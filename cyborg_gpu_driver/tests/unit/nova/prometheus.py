@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import threading
 
 import fixtures
 
 from cyborg_gpu_driver.tests import scope
+from demo_lib import httpd
 
 
 def item(host='compute1', address='0000:18:00.0', value='0.5', **labels):
@@ -30,38 +30,19 @@ class Prometheus(fixtures.Fixture):
         self.status, self.length = 200, None
         self.content = json.dumps(answer(item())).encode()
         self.urls = []
-        self.asked = threading.Event()
         self.release = threading.Event()
         self.release.set()
 
     def _setUp(self):
-        fixture = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-
-            def do_GET(self):
-                fixture.urls.append(self.path)
-                fixture.asked.set()
-                fixture.release.wait(scope.HANG)
-                self.send_response(fixture.status)
-                if fixture.status == 302:
-                    self.send_header('Location', '/elsewhere')
-                self.send_header('Content-Length', str(
-                    fixture.length or len(fixture.content)))
-                self.end_headers()
-                try:
-                    self.wfile.write(fixture.content)
-                except OSError:
-                    pass  # The client has closed the connection.
-
-            def log_message(self, *_args):
-                pass
-
-        server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        self.addCleanup(thread.join)
-        self.addCleanup(server.server_close)
-        self.addCleanup(server.shutdown)
+        server = httpd.Httpd(self._application)
+        self.addCleanup(server.stop)
         self.addCleanup(self.release.set)
-        self.url = f'http://127.0.0.1:{server.server_address[1]}/prom/'
+        self.url = f'{server.url}/prom/'
+
+    def _application(self, environ, start_response):
+        self.urls.append(environ['PATH_INFO'])
+        self.release.wait(scope.HANG)
+        start_response(f'{self.status} X', [
+            ('Location', '/elsewhere'),
+            ('Content-Length', str(self.length or len(self.content)))])
+        return [self.content]

@@ -29,22 +29,22 @@ class EachBoardTest(first_boot_case.BootCase):
 
     def test_every_boot(self):
         path = self.stage()
-        before = self.gpus()
+        before = self.cuts()
         report = self.booted('--layout-file', path)
         self.assertEqual(('applied', None, path, 'staged'), tuple(
             report[key] for key in ('result', 'error', 'source', 'layout')))
         self.assertEqual({'changed'}, {gpu['status']
                                        for gpu in report['gpus']})
-        self.assertEqual([_SEVEN] * len(before), self.gpus())
+        self.assertEqual([_SEVEN] * len(before), self.cuts())
         again = self.booted('--layout-file', path)
         self.assertEqual({'unchanged'}, {gpu['status']
                                          for gpu in again['gpus']})
         self.machine().reboot()
-        self.assertEqual([(self.mode, [])] * len(before), self.gpus())
+        self.assertEqual([(self.mode, [])] * len(before), self.cuts())
         after = self.booted('--layout-file', path)
         self.assertEqual({'changed'}, {gpu['status']
                                        for gpu in after['gpus']})
-        self.assertEqual([_SEVEN] * len(before), self.gpus())
+        self.assertEqual([_SEVEN] * len(before), self.cuts())
 
 
 class SourcesTest(first_boot_case.BootCase):
@@ -53,7 +53,7 @@ class SourcesTest(first_boot_case.BootCase):
         report = self.booted('--instance-data', self.metadata('all-3g.40gb'))
         self.assertEqual(('applied', 'all-3g.40gb'),
                          (report['result'], report['layout']))
-        self.assertEqual([(True, [(9, 0, 1), (9, 4, 1)])] * 2, self.gpus())
+        self.assertEqual([(True, [(9, 0, 1), (9, 4, 1)])] * 2, self.cuts())
 
     def test_names_that_a_terminal_would_obey(self):
         output, errors = self.boot('--instance-data', self.metadata(
@@ -67,28 +67,28 @@ class SourcesTest(first_boot_case.BootCase):
                              self.metadata('all-3g.40gb'))
         self.assertEqual(('applied', 'staged'),
                          (report['result'], report['layout']))
-        self.assertEqual([_SEVEN] * 2, self.gpus())
+        self.assertEqual([_SEVEN] * 2, self.cuts())
 
     def test_no_layout(self):
-        before = self.gpus()
+        before = self.cuts()
         output, _ = self.boot()
         self.assertEqual('No layout was found. The GPUs were not changed.\n'
                          'cyborg-gpu-firstboot: result=ok gpus=0 '
                          'reason=no-layout\n', output)
-        self.assertEqual(before, self.gpus())
+        self.assertEqual(before, self.cuts())
 
 
 class WrongTest(first_boot_case.BootCase):
 
     def refused(self, text, words):
-        before = self.gpus()
+        before = self.cuts()
         path = self.stage(text)
         report = self.booted('--layout-file', path, code=2)
         self.assertEqual(('unusable', []), (report['result'],
                                             report['gpus']))
         self.assertIn(path, report['error'])
         self.assertIn(words, report['error'])
-        self.assertEqual(before, self.gpus())
+        self.assertEqual(before, self.cuts())
 
     def test_layouts(self):
         self.boot('--layout-file', self.stage())
@@ -147,7 +147,7 @@ class ServerTest(first_boot_case.BootCase):
                          [gpu['status'] for gpu in report['gpus']])
         self.assertIn('4711', report['gpus'][0]['error'])
         self.assertIn(f'layout.yaml: {_FIRST}', report['error'])
-        self.assertEqual([_SEVEN, (True, [(0, 0, 1)])], self.gpus())
+        self.assertEqual([_SEVEN, (True, [(0, 0, 1)])], self.cuts())
 
     def test_a_lost_gpu_costs_no_other(self):
         self.machine().lose_gpu(_FIRST)
@@ -158,19 +158,19 @@ class ServerTest(first_boot_case.BootCase):
                          (lost['address'], lost['status']))
         self.assertIn('cannot be reached: lost', lost['error'])
         self.assertIn(f'layout.yaml: {_FIRST}', report['error'])
-        self.assertEqual(_SEVEN, self.gpus()[1])
+        self.assertEqual(_SEVEN, self.cuts()[1])
 
     def test_a_lost_gpu_keeps_its_number(self):
         self.machine().lose_gpu(_FIRST)
-        before = self.gpus()
+        before = self.cuts()
         self.stage(self.layout(devices=[0]))
         report = self.booted(*self.args, code=1)
         self.assertEqual([(0, 'failed')], [
             (gpu['index'], gpu['status']) for gpu in report['gpus']])
-        self.assertEqual(before, self.gpus())
+        self.assertEqual(before, self.cuts())
         self.stage(self.layout(devices=[1]))
         self.booted(*self.args, code=0)
-        self.assertEqual([before[0], _SEVEN], self.gpus())
+        self.assertEqual([before[0], _SEVEN], self.cuts())
 
     def test_a_gpu_of_another_driver_fails_unless_it_is_ignored(self):
         self.machine().bind_driver(_FIRST, 'vfio-pci')

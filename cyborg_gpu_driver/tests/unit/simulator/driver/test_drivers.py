@@ -44,23 +44,20 @@ class DriversTestCase(base.MachineTestCase):
     def probe(self, address):
         self.sysfs.write(address, *_PCI, 'drivers_probe')
 
-    def refused(self, code, function, *args):
-        error = self.assertRaises(exception.SysfsError, function, *args)
-        self.assertEqual(code, error.errno)
 
 class TestBinding(DriversTestCase):
 
     def test_what_the_kernel_refuses(self):
-        self.refused(errno.ENODEV, self.unbind, _GPU, 'vfio-pci')
-        self.refused(errno.ENODEV, self.unbind, '0000:ff:00.0', 'nvidia')
-        self.refused(errno.EBUSY, self.bind, _GPU, 'nvidia')
-        self.refused(errno.ENODEV, self.bind, '0000:ff:00.0', 'nvidia')
-        self.refused(errno.ENODEV, self.probe, '0000:ff:00.0')
-        self.refused(errno.EINVAL, self.override, _GPU, 'x' * 4095)
+        self.assert_errno(errno.ENODEV, self.unbind, _GPU, 'vfio-pci')
+        self.assert_errno(errno.ENODEV, self.unbind, '0000:ff:00.0', 'nvidia')
+        self.assert_errno(errno.EBUSY, self.bind, _GPU, 'nvidia')
+        self.assert_errno(errno.ENODEV, self.bind, '0000:ff:00.0', 'nvidia')
+        self.assert_errno(errno.ENODEV, self.probe, '0000:ff:00.0')
+        self.assert_errno(errno.EINVAL, self.override, _GPU, 'x' * 4095)
         self.unbind(_GPU, 'nvidia')
-        self.refused(errno.ENODEV, self.bind, _GPU, 'vfio-pci')
+        self.assert_errno(errno.ENODEV, self.bind, _GPU, 'vfio-pci')
         self.override(_GPU, 'vfio-pci')
-        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+        self.assert_errno(errno.ENODEV, self.bind, _GPU, 'nvidia')
 
     def test_a_board_with_grace_needs_a_driver_of_its_own(self):
         host = self.machine.host
@@ -80,7 +77,7 @@ class TestBinding(DriversTestCase):
     def test_a_lost_gpu_is_not_taken(self):
         self.unbind(_GPU, 'nvidia')
         self.machine.lose_gpu(_GPU)
-        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+        self.assert_errno(errno.ENODEV, self.bind, _GPU, 'nvidia')
         self.probe(_GPU)
         self.assertIsNone(self.driver(_GPU))
 
@@ -167,7 +164,7 @@ class TestKernelReset(DriversTestCase):
     def test_what_brings_a_dead_gpu_back(self):
         self.reset(_GPU)
         self.unbind(_GPU, 'nvidia')
-        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+        self.assert_errno(errno.ENODEV, self.bind, _GPU, 'nvidia')
         self.reset(_GPU)
         self.bind(_GPU, 'nvidia')
         pynvml.nvmlInit()
