@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The program that shows all benchmarks in one table."""
+"""Benchmarks that read, and the program that shows all in one table."""
+
+from __future__ import annotations
 
 import contextlib
 import io
@@ -105,3 +107,56 @@ class RunTest(base.BaseTestCase):
                 self.tables / 'misses.csv')])
         self.assertEqual(['one', 'two'], [row[0] for row in run.tables.read(
             self.tables / 'runs.csv')])
+
+
+scrape = test_packing.program('scrape')
+
+
+class ScrapeTest(base.BaseTestCase):
+
+    def test_it_counts_and_asks_no_more_than_a_bare_loop(self):
+        # The speed of this machine is not tested here.
+        limit = scrape.LIMIT_MS
+        self.addCleanup(setattr, scrape, 'LIMIT_MS', limit)
+        scrape.LIMIT_MS = float('inf')
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = scrape.main(['--repeat', '1', '-f', 'json'])
+        found = {figure['name']: figure
+                 for figure in json.loads(printed.getvalue())}
+        self.assertEqual(
+            (0, 56, 56), tuple(found[name]['value'] for name in (
+                'scrape: NVML calls', 'assignments', 'GPU instances')))
+        self.assertEqual(0, code)
+
+
+weigher = test_packing.program('weigher')
+
+
+class WeigherTest(base.BaseTestCase):
+
+    def test_a_request_reads_what_has_changed(self):
+        found = {figure.name: figure
+                 for figure in weigher.measure((20, 80), 40, 30)}
+        self.assertEqual([], [name for name, figure in found.items()
+                              if figure.is_exceeded])
+        for hosts in (20, 80):
+            self.assertEqual(hosts, found[f'{hosts} hosts: hosts kept'].value)
+            # Hosts that changed and hosts whose next read is due.
+            mean = found[f'{hosts} hosts: requests to Placement for a request'
+                         ].value
+            self.assertLess(weigher.CHANGED - 1, mean)
+            self.assertLess(mean, min(hosts, 40))
+            self.assertLess(0, found[f'{hosts} hosts: memory'].value)
+
+    def test_its_placement_has_what_the_weigher_wants(self):
+        cloud = weigher.Cloud(1, 1)
+        # Its figures, and the names of its providers.
+        self.assertEqual(2, cloud.request()[1])
+        fleet = cloud.reader.fleet(weigher.CLASS, {'host00000': 0})
+        label = next(iter(weigher.PROFILES))
+        full, used = (fleet.cost({
+            f'host00000-{number}-{label}-{"0" * 20}': {
+                'resources': {weigher.CLASS: 1}}}) for number in range(2))
+        # The weigher packs: a GPU with a server costs less.
+        self.assertLess(used, full)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Reading the free capacity of GPUs from a fake Placement."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 
 import fixtures
@@ -359,3 +360,15 @@ class PublishedTest(base.BaseTestCase):
                 ('PGPU', True), ('CUSTOM_NVIDIA_T4_2B', True),
                 ('VGPU', False), ('FPGA', False), ('CUSTOM_FPGA', False)):
             self.assertEqual(expected, published.is_gpu(name), name)
+
+
+class OptionsTest(base.BaseTestCase):
+
+    def test_only_the_weigher_needs_nova(self):
+        names = ('conf.weigher', 'nova.weigher_reader')
+        program = ('import sys; sys.modules["nova"] = None; '
+                   + '; '.join(f'import cyborg_gpu_driver.{name}'
+                               for name in names))
+        done = subprocess.run([sys.executable, '-c', program],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(0, done.returncode, done.stderr)

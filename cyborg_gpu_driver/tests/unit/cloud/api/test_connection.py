@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Valid and invalid answers of a cloud's Cyborg."""
+"""Valid and invalid answers of a cloud's Cyborg and Placement."""
 
 import socket
 
 import fixtures
+from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import placement_client
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 
@@ -100,3 +102,29 @@ class ConnectionTest(base.BaseTestCase):
         cloud.name('OS_CLOUD', 'elsewhere')
         self.body = b'{"arqs": []}'
         self.assertEqual([], _requests(connection.Cloud.named('here')))
+
+
+class PlacementTest(base.BaseTestCase):
+
+    def client(self, **options):
+        path = self.useFixture(fixtures.TempDir()).path + '/cyborg.conf'
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('[placement]\n' + ''.join(
+                f'{name} = {value}\n' for name, value in options.items()))
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[path])
+        return placement_client.Placement(conf)
+
+    def test_no_answer(self):
+        nowhere = 'http://127.0.0.1:9'
+        client = self.client(
+            auth_type='admin_token', token='admin', endpoint=nowhere,
+            endpoint_override=nowhere)
+        self.assertRaises(exception.CloudError, client.get, '/there',
+                          version='1.26')
+
+    def test_nobody_to_ask_as(self):
+        self.assertIn('auth_type', str(self.assertRaises(
+            exception.CloudError, self.client)))
+        self.assertRaises(exception.CloudError, self.client,
+                          auth_type='unheard_of')

@@ -9,6 +9,7 @@ from hypothesis import strategies
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import quota
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import samples
@@ -232,3 +233,26 @@ class MarkTest(base.BaseTestCase):
                          resources.unmarked(resources.marked(text)))
         self.assertEqual((text, False), resources.unmarked(text))
         self.assertEqual(('', False), resources.unmarked(None))
+
+
+_ONE = 'CUSTOM_NVIDIA_1G_10GB'
+_DEFAULT = resources.RegisteredLimit(f'class:{_ONE}', 2)
+_OWN = resources.Limit(f'class:{_ONE}', 'p', 8)
+
+
+def _existing(*items):
+    return [resources.Existing(item, item.name) for item in items]
+
+
+class ShowTest(base.BaseTestCase):
+
+    def quotas(self, limits, usages, project='p'):
+        return [(one.resource_class, one.limit, one.own, one.used, one.free)
+                for one in quota.of_project(
+                    project, _existing(*limits), usages)]
+
+    def test_own_limit_is_before_default(self):
+        self.assertEqual([(_ONE, 8, True, 3, 5)],
+                         self.quotas([_DEFAULT, _OWN], {_ONE: 3}))
+        self.assertEqual([(_ONE, 2, False, 3, 0)], self.quotas(
+            [_DEFAULT, _OWN], {_ONE: 3}, project='other'))

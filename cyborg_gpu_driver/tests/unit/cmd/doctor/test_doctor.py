@@ -7,10 +7,20 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
+import testtools
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.doctor import command as doctor
+from cyborg_gpu_driver.cmd.doctor.rules import finding
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import cordons
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -176,3 +186,115 @@ class DoctorTest(base.HostCase):
                     {(row['code'], row['severity']) for row in rows})
                 self.assertIn('Placement', rows[0]['message'])
                 self.assertNotIn('No problem', said)
+
+
+_GPU = '0000:07:00.0'
+
+
+class TestHealth(base.HostCase):
+
+    def setUp(self):
+        super().setUp()
+        self.hardware = self.machine()
+
+    def doctor(self):
+        """Return the findings about the health of GPUs and instances."""
+        rows = self.rows_on_host('doctor', code=1)
+        return [(row['code'], row['gpu'], row['subject'], row['message'])
+                for row in rows if row['code'].startswith('unhealthy')]
+
+    def test_unhealthy_by_what_the_agent_knows_until_it_is_cleared(self):
+        agent = health.GpuHealth(
+            platform.open_platform(self.hardware), self.state_path,
+            services.Services(), clock=lambda: 86400.0)
+        self.addCleanup(self.hardware.uninstall)
+        agent.event(condition.Event(model.PciAddress.parse(_GPU), 119))
+        ((_, _, _, message),) = self.doctor()
+        self.assertIn('transient since 1970-01-02T00:00:00+00:00', message)
+        self.assertIn('XID 119 (the GPU system processor does not answer)',
+                      message)
+        self.run_on_host('health', 'clear', _GPU)
+        self.assertEqual([], self.doctor())
+
+    def test_an_instance_has_a_finding_of_its_own(self):
+        machine = platform.open_platform(self.hardware)
+        self.addCleanup(self.hardware.uninstall)
+        address = model.PciAddress.parse(_GPU)
+        instance = machine.nvml.create_gpu_instance(
+            machine.nvml.device(address), 14, model.Placement(2, 2))
+        health.GpuHealth(
+            machine, self.state_path, services.Services()).event(
+            condition.Event(address, 94, instance.instance_id))
+        self.assertEqual(
+            [('unhealthy-instance', _GPU, '2:2')],
+            [item[:3] for item in self.doctor()])
+
+    def test_a_dead_virtual_function(self):
+        machine = platform.open_platform(self.hardware)
+        self.addCleanup(self.hardware.uninstall)
+        function = '0000:07:01.2'
+        health.GpuHealth(
+            machine, self.state_path, services.Services()).function_died(
+            *map(model.PciAddress.parse, (_GPU, function)))
+        rows = self.rows_on_host('doctor', code=1)
+        self.assertIn(('dead-function', function), [
+            (row['code'], row['subject']) for row in rows])
+
+    def test_no_such_address(self):
+        self.run_on_host('health', 'clear', 'x', code=1)
+
+
+_ADDRESS = model.PciAddress.parse('0000:07:00.0')
+_ERROR = finding.error(None, 'it is', 'do')
+
+
+class AttemptTest(testtools.TestCase):
+
+    def test_one_that_hangs(self):
+        ended = threading.Event()
+        self.addCleanup(ended.set)
+        (found,) = doctor.findings_of('the GPUs', 0.01, ended.wait)
+        self.assertEqual(
+            (finding.NOT_EXAMINED, finding.Severity.UNKNOWN,
+             'the GPUs: it took longer than 0.01 seconds'),
+            (found.code, found.severity, found.message))
+
+    def test_one_that_fails(self):
+        for error, text in (
+                (exception.HostUnusable(reason='no'), 'no'),
+                (OSError(5, 'Input/output error'),
+                 'OSError: [Errno 5] Input/output error'),
+                (KeyError('x'), "KeyError: 'x'")):
+            def look(error=error):
+                yield _ERROR
+                raise error
+
+            (found,) = doctor.findings_of('the GPUs', 60, look)
+            self.assertEqual(finding.NOT_EXAMINED, found.code)
+            self.assertIn(text, found.message)
+
+
+class FindingTest(testtools.TestCase):
+
+    def test_exit_codes(self):
+        warning = finding.warning(None, 'm', 'a')
+        unknown = finding.unknown(None, 'm', 'a')
+        for findings, code in (
+                ((), 0), ((_ERROR,), 1), ((warning,), 1), ((unknown,), 2),
+                ((unknown, warning), 1)):
+            self.assertEqual(code, finding.exit_code(findings))
+
+    def test_equal_findings_are_grouped(self):
+        gpus = [str(_ADDRESS), '0000:0f:00.0', '0000:47:00.0']
+        found = [_ERROR, *(
+            finding.error(gpu, f'GPU {gpu} is off', f'turn {gpu} on')
+            for gpu in gpus[:2]), finding.error(gpus[2], 'it is lost', 'do')]
+        self.assertEqual(
+            [('it is', 'do', []),
+             ('GPU GPU is off', 'turn GPU on', gpus[:2]),
+             ('it is lost', 'do', gpus[2:])],
+            [(item.message, item.action, names)
+             for item, names in doctor.grouped(found)])
+        # A single finding names its GPU.
+        ((item, _),) = doctor.grouped(found[1:2])
+        self.assertEqual(f'turn {_ADDRESS} on', item.action)
