@@ -58,6 +58,7 @@ class PluginTest(base.BaseTestCase):
             env={'PATH': os.environ['PATH'], 'HOME': str(self.work),
                  'LC_ALL': 'C.UTF-8', 'WORK': str(self.work),
                  'PYTHON': sys.executable, 'ENABLED_SERVICES': services,
+                 'DEVSTACK_CLONE': os.environ.get('DEVSTACK_CLONE', ''),
                  'BIN_DIR': str(BIN_DIR),
                  'TRACE': trace, 'CALL': shlex.join(call)})
         text = (self.work / 'record').read_text(encoding='utf-8')

@@ -60,6 +60,12 @@ function is_service_enabled {
 }
 
 function ini {
+    if [[ -n "${DEVSTACK_CLONE:-}" ]]; then
+        local -A names=([get]=iniget [set]=iniset [add]=iniadd_literal
+            [delete]=inidelete)
+        "devstack_${names[$1]}" "${@:2}"
+        return
+    fi
     "$PYTHON" -I -S "$(dirname "${BASH_SOURCE[0]}")/ini.py" "$@"
 }
 
@@ -100,6 +106,16 @@ function wait_for_service {
     record "${FUNCNAME[0]}" "$@"
     [[ -z "${API_IS_DOWN:-}" ]]
 }
+
+# The functions of a clone of DevStack, if there is one, do the same work.
+if [[ -n "${DEVSTACK_CLONE:-}" ]]; then
+    eval "$(bash -c 'source "$0/functions-common"
+        source "$0/inc/ini-config"
+        declare -f ini_has_option is_service_enabled
+        for name in iniget iniset iniadd_literal inidelete; do
+            echo "devstack_$(declare -f "$name")"
+        done' "$DEVSTACK_CLONE")"
+fi
 
 # Programs
 # --------
