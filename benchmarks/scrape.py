@@ -15,6 +15,7 @@ of samples makes more calls than the bare loop.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
 import tempfile
@@ -29,7 +30,6 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent),
 
 import figures  # noqa: E402
 
-from cyborg_gpu_driver.host.nvml import telemetry  # noqa: E402
 from cyborg_gpu_driver.host.snapshot import model  # noqa: E402
 from cyborg_gpu_driver.metrics import collect  # noqa: E402
 from cyborg_gpu_driver.metrics import sampler  # noqa: E402
@@ -110,17 +110,15 @@ def bare_loop(nvml, addresses) -> None:
     """Read the values of a sample with pynvml alone, with known handles."""
     for address in addresses:
         gpu = nvml.device(address)
-        pynvml.nvmlDeviceGetMigMode(gpu)
+        with contextlib.suppress(pynvml.NVMLError_NotSupported):
+            # A GPU in MIG mode has none.
+            pynvml.nvmlDeviceGetUtilizationRates(gpu)
         pynvml.nvmlDeviceGetMemoryInfo(gpu)
         pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
         pynvml.nvmlDeviceGetPowerUsage(gpu)
         pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
-        for clock in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM):
-            pynvml.nvmlDeviceGetClockInfo(gpu, clock)
-        pynvml.nvmlDeviceGetFieldValues(gpu, [
-            *telemetry.FIELDS, *telemetry.LINK_SUMS])
-        for link in range(12):
-            pynvml.nvmlDeviceGetNvLinkState(gpu, link)
+        pynvml.nvmlDeviceGetMigMode(gpu)
+        pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
         for index in range(SLICES):
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
             pynvml.nvmlDeviceGetGpuInstanceId(mig)

@@ -135,8 +135,9 @@ class TestCallBudget(BudgetCase):
             self.agent.bind(*handle)
         among = self.work(self.agent.bind, *last)
         self.assertGreater(alone, 100)
-        # Only the list of the mdevs, which is one for all GPUs, is longer.
-        self.assertLess(among, 2.5 * alone)
+        # Only the list of the mdevs, which is one for all GPUs, is longer. A
+        # bind reads it before and after.
+        self.assertLess(among, 3 * alone)
 
 
 class TestLargeHost(BudgetCase):

@@ -144,7 +144,7 @@ class TestReal(base.BaseTestCase):
                 for number in answered - _STATE_FIELDS
                 if values[number]['value'] != self.check.field(seen[number])},
                 name)
-            self.assertGreater(len(answered), 10)
+            self.assertNotEqual(set(), answered)
 
     def test_the_files_of_the_pci_function(self):
         for name, found, machine in self.recorded():

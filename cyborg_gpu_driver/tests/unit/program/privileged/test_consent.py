@@ -16,6 +16,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -309,7 +310,9 @@ class RandomTest(ConsentCase):
                 (proc / str(pid) / 'fd').mkdir(parents=True)
                 (proc / str(pid) / 'comm').write_text(name)
                 (proc / str(pid) / 'fd' / '5').symlink_to(node)
-            return usage._openers(self.platform, self.address, str(proc))
+            return usage._openers(
+                dataclasses.replace(self.platform, proc=pci.Sysfs(str(proc))),
+                self.address)
 
     def try_to_bind(self):
         try:
