@@ -110,6 +110,7 @@ def bare_loop(nvml, addresses) -> None:
     """Read the values of a sample with pynvml alone, with known handles."""
     for address in addresses:
         gpu = nvml.device(address)
+        pynvml.nvmlDeviceGetUUID(gpu)
         with contextlib.suppress(pynvml.NVMLError_NotSupported):
             # A GPU in MIG mode has none.
             pynvml.nvmlDeviceGetUtilizationRates(gpu)

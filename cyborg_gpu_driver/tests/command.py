@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine
@@ -50,6 +51,7 @@ def run(*arguments: object, encoding: str | None = None,
     root = logging.getLogger('')
     handlers, level = root.handlers[:], root.level
     before = privileged._platform
+    sessions = {*gate._gates}
     root.handlers.clear()
     try:
         with machine.kept(), contextlib.redirect_stdout(output), \
@@ -58,9 +60,8 @@ def run(*arguments: object, encoding: str | None = None,
             gc.freeze()
             code = entry([str(item) for item in arguments])
             # Leave no session of NVML open.
-            if privileged._platform not in (None, before):
-                privileged._platform.nvml.reset()
-            # A session that is gone keeps its lock no more.
+            for session in {*gate._gates} - sessions:
+                session.reset()
             gc.collect()
     finally:
         gc.unfreeze()
