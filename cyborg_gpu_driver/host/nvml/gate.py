@@ -236,6 +236,8 @@ class Gate:
                 self, access_module.release, self._held)
             self._release.atexit = False
         self.is_open = True
+        with _mutex:
+            _open.add(self)
         try:
             _closer.start()
         except RuntimeError:
@@ -246,6 +248,8 @@ class Gate:
     def closed(self) -> None:
         """Release the shared lock; call this after NVML was closed."""
         self.is_open = False
+        with _mutex:
+            _open.discard(self)
         if self._held is not None:
             self._held = None
             self._release()
@@ -370,6 +374,9 @@ def _session_of(owner: Any) -> Gate:
 
 
 _gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+_open: set[Gate] = set()
+"""Sessions that nobody uses any more stay here until others want them closed.
+"""
 _mutex = threading.Lock()
 _said = log_once.LogOnce()
 
@@ -381,7 +388,7 @@ def _close_for_others() -> None:
     no other process could have NVML to itself.
     """
     with _mutex:
-        gates = [gate for gate in _gates if gate.is_open]
+        gates = [*_open]
     for gate in gates:
         with _said.noted(LOG.error, 'An NVML session cannot be closed for '
                          'another process', about=id(gate)):
@@ -399,6 +406,7 @@ def _forget_after_fork() -> None:
     # A lock that another thread held while this process was forked would
     # stay locked here forever.
     _mutex = threading.Lock()
+    _open.clear()
     for gate in [*_gates]:
         gate.forked()
 
